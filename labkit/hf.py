@@ -5,13 +5,13 @@ Needs the extra `gpu-labkit[hf]`.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING
 
 import torch
 
-from labkit.bench.first_call import UncopiedHook
 from labkit.callbacks import StepRecorder
 from labkit.instruments.batch_contents import padding_of
 from labkit.watching.batches import LOOK_EVERY
@@ -27,6 +27,21 @@ except ImportError as error:
     raise ImportError(
         f"labkit.hf needs transformers and accelerate ({error}): pip install 'gpu-labkit[hf]'"
     ) from None
+
+
+class UncopiedHook:
+    """A forward hook that no copy of its model takes along, be it pickled or a deep one."""
+
+    def __init__(self, look: Callable[..., None]):
+        self.look = look
+
+    def __call__(self, *given: object) -> None:
+        """Look at what the model is given."""
+        self.look(*given)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # what takes anything and does nothing, also where there is no labkit
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 class Recorder(StepRecorder, TrainerCallback):

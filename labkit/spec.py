@@ -246,8 +246,7 @@ class Distributed(Spec):
         self._check_starve()
         if sys.platform == "win32":
             raise RuntimeError(
-                "Distributed runs need Linux or macOS: PyTorch's launcher (torchrun) does not "
-                "start on Windows as installed. Use WSL, or lk.run for one process."
+                "Distributed runs need Linux or macOS. Use WSL, or lk.run for one process."
             )
 
     def _check_starve(self) -> None:

@@ -17,18 +17,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from labkit import Pipeline, load, machine
 from labkit.course.slow_script import LADDER, SlowScript
 from labkit.knobs import check_names
 from labkit.results import privacy, saving
-from labkit.results.hardware import machine
 from labkit.results.launch import launch
-from labkit.results.library import load
-from labkit.results.result import Result, Table
-from labkit.results.run import Run
-from labkit.spec import Pipeline
 from labkit.stamps.record import Event, events_of
 
 LISTED = Path(__file__).with_name("recordings.json")
@@ -92,54 +88,28 @@ def wanted(kind: str | None = None) -> list[Wanted]:
     return found
 
 
-@dataclass(repr=False)
-class Made(Result):
-    """The outcome of `record`: the files it wrote, and what it could not record and why."""
-
-    folder: str
-    made: list[str] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)  # there already
-    left_out: dict[str, str] = field(default_factory=dict)  # {name: why}
-    interrupted: bool = False
-
-    def table(self) -> Table:
-        """Return what was left out and why, below a line on all."""
-        title = (
-            f"{len(self.made)} records made, {len(self.kept)} were there, "
-            f"{len(self.left_out)} left out; in {self.folder}"
-        )
-        rows = [("left out:", name, why) for name, why in self.left_out.items()]
-        kept = "interrupted: what was made is kept; run it again to go on"
-        return Table(rows, title=title, foot=[kept] * self.interrupted, left=range(3))
-
-
-def record(out: str | Path, only: Iterable[str] | None = None) -> Made:
+def record(out: str | Path, only: Iterable[str] | None = None) -> dict[str, str | None]:
     """Measure every recorded run of the course that is not in `out` yet, or those in `only`.
 
-    Records go to `out`/<machine>/<name>.jsonl.gz. An interrupt keeps what has been made; the next
-    call goes on from there. Raises ValueError on an unknown name, OSError where it cannot write.
+    Records go to `out`/<machine>/<name>.jsonl.gz. Returns why each was left out, None where it is
+    there. Raises ValueError on an unknown name, OSError where it cannot write.
     """
     listed = {each.name: each for each in wanted()}
     check_names(only or (), listed, "record")
     folder = Path(out) / slug(machine().name)
     folder.mkdir(parents=True, exist_ok=True)
-    done = Made(str(folder))
     start = time.monotonic()
-    try:
-        for name in only or listed:
-            target = folder / f"{name}.jsonl.gz"
-            print(name, file=sys.stderr)
-            if target.exists():
-                done.kept.append(name)
-            elif time.monotonic() - start > BUDGET_S:
-                done.left_out[name] = "out of time: run the same command again to go on"
-            elif why := _make(listed[name], target):
-                done.left_out[name] = why
-            else:
-                done.made.append(name)
-    except KeyboardInterrupt:
-        done.interrupted = True
-    return done
+    left_out: dict[str, str | None] = {}
+    for name in only or listed:
+        target = folder / f"{name}.jsonl.gz"
+        why = None
+        if not target.exists():
+            is_late = time.monotonic() - start > BUDGET_S
+            again = "out of time: run the same command again to go on"
+            why = again if is_late else _make(listed[name], target)
+        left_out[name] = why
+        print(f"{name}: {why or target}", file=sys.stderr)
+    return left_out
 
 
 def slug(hardware: str) -> str:
@@ -151,23 +121,14 @@ def slug(hardware: str) -> str:
 def _make(each: Wanted, target: Path) -> str | None:
     """Measure and write one record; return why it cannot be made here."""
     deadline = time.monotonic() + LONGEST_S
-    try:
-        run = launch(each.spec)
-    except OSError as error:
-        return str(error)
-
-    def stop_if_late(run: Run) -> None:
-        if time.monotonic() > deadline:
-            run.stop()
-
-    run.wait_or_raise(stop_if_late)
+    run = launch(each.spec)
+    run.wait_or_raise(lambda run: run.stop() if time.monotonic() > deadline else None)
     if run.outcome == "stopped":
         return f"took longer than {LONGEST_S:.0f} s"
     if run.outcome != "finished":
         return run.error or run.outcome
-    for knob in each.needs:
-        if knob in run.not_applied:
-            return run.not_applied[knob]
+    if lacks := [run.not_applied[knob] for knob in each.needs if knob in run.not_applied]:
+        return lacks[0]
     ship(run.path, target, name=each.name, title=each.title)
     return None
 
@@ -208,16 +169,14 @@ def _kept(events: list[Event]) -> Iterator[Event]:
             yield event
 
 
-def main() -> int:
-    """Record what the command line asks for; return 130 where it was interrupted."""
+def main() -> None:
+    """Record what the command line asks for; an interrupt keeps what has been made."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", required=True, help="the folder that the records go to")
     parser.add_argument("--only", action="append", help="record this one; may be repeated")
     options = parser.parse_args()
-    done = record(options.out, options.only)
-    print(done)
-    return 130 if done.interrupted else 0
+    record(options.out, options.only)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

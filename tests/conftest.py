@@ -90,8 +90,8 @@ def tiny():
 @pytest.fixture(scope="session")
 def finished(tiny):
     """One finished run, for tests that only read."""
+    from labkit import Run
     from labkit.results.launch import launch
-    from labkit.results.run import Run
 
     run = launch(tiny).wait()
     assert run.outcome == "finished", run.error
@@ -101,14 +101,13 @@ def finished(tiny):
 
 @pytest.fixture
 def cards():
-    """Install stand-in cards by name, on a clock of their own: `gpu = cards("H200", "T4")`."""
+    """Install a stand-in card by its name, on a clock of its own: `gpu = cards("H200")`."""
     import standin_gpu
 
     with contextlib.ExitStack() as held:
 
-        def install(*names):
-            found = [standin_gpu.CARDS[name] for name in names]
-            return held.enter_context(standin_gpu.installed(*found))
+        def install(name):
+            return held.enter_context(standin_gpu.installed(standin_gpu.CARDS[name]))
 
         yield install
 

@@ -17,14 +17,9 @@ from labkit import Pipeline
 from labkit.bench import formats
 from labkit.bench import resolve_config as resolving
 from labkit.bench.data import noise_batch
-from labkit.bench.first_call import FirstCallHook
-from labkit.bench.gradient_exchange import Communication, rank_timeline
 from labkit.bench.loop import Trainer
 from labkit.instruments import devices
 from labkit.stamps import device_clock
-from labkit.stamps.events import EventLog
-from labkit.stamps.record import Tail
-from labkit.stamps.timeline import Step
 
 DEVICE = torch.device("cuda", 0)
 STARVED = Pipeline(xray=False, steps=20, seconds=None)
@@ -38,11 +33,6 @@ MLP = FED.but(model="mlp", width=256, depth=2)
 def home(tmp_path_factory, monkeypatch):
     """What is sized for a card serves all tests that ask for it."""
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path_factory.getbasetemp()))
-
-
-def events_in(folder, name):
-    events = Tail(folder / "events.jsonl").read()
-    return [event for event in events if event["event"] == name]
 
 
 @pytest.mark.parametrize(
@@ -90,46 +80,6 @@ def test_a_fed_pinned_run_is_never_synchronised_and_its_losses_are_read_when_the
     assert np.isfinite(run.loss).all()  # before its copy is through, the host's memory holds NaN
 
 
-def test_a_run_on_the_second_card_leaves_the_first_alone(cards):
-    gpu = cards("T4", "H200")
-    run = run_on(gpu, MLP.but(width=8192, depth=4), device="cuda:1")
-    assert {kernel.card for kernel in gpu.kernels} == {1}
-    assert run.machine.name == "NVIDIA H200" and run.utilization > 0.9
-
-
-def take_step(timeline, number, work=lambda: None):
-    ready = timeline.copying()
-    timeline.copied()
-    timeline.computing()
-    work()
-    timeline.step(Step(number, ready, ready, ready, 16, torch.rand(1, device="cuda")))
-
-
-def test_an_exchange_of_ranks_is_stamped_when_it_runs_and_not_when_it_is_issued(cards, tmp_path):
-    gpu = cards("H200")
-    comm = Communication()
-    timeline = rank_timeline(EventLog(tmp_path), DEVICE, comm)
-
-    def exchange():  # as DDP sends gradients: behind the backward pass
-        gpu.enqueue("backward", 0, 2000.0)
-        comm.started()
-        gpu.enqueue("all_reduce", 0, 3000.0)
-        comm.ended()
-        comm.end_step()
-
-    for number in range(40):
-        time.sleep(0.006)
-        take_step(timeline, number, exchange)
-    timeline.finish()
-    steps = events_in(tmp_path, "step")
-    exchanged = np.array([step["comm"] for step in steps])  # ns
-    truth = np.array([(k.start, k.end) for k in gpu.kernels if k.name == "all_reduce"])
-    assert np.abs(exchanged - truth).max() < 2_000  # an event's own resolution is 500
-    # the host had gone on long before
-    assert (exchanged[:, 1] > [step["t"][3] for step in steps]).all()
-    assert len(steps) == 40 > len(timeline.clock.events.idle)  # of six a step: they are used again
-
-
 def test_a_watched_loop_has_the_intervals_of_the_card(cards, monkeypatch):
     monkeypatch.setattr(device_clock, "DRIFT", 0.0)  # there is one clock here
     gpu = cards("H200")
@@ -161,35 +111,12 @@ def test_headroom_without_workers_counts_what_the_card_did_and_not_what_it_was_g
 ):
     gpu = cards("H200")
     a = torch.empty(4096, 4096, device=DEVICE)
-    step_ms = gpu.kernel_us(gpu.cards[0], 2 * 4096**3, 0) / 1e3  # between the two
+    step_ms = gpu.kernel_us(2 * 4096**3, 0) / 1e3  # between the two
 
     loader = torch.utils.data.DataLoader(Waiting(item_ms / 1e3, 600), batch_size=1)
     for _ in (room := lk.headroom(loader)):
         a @ a
     assert room.factor == pytest.approx(max(item_ms / step_ms, 1), rel=0.03)
-
-
-@pytest.mark.parametrize(
-    "card, layer, precision",
-    [
-        ("A100", torch.nn.Conv2d(3, 64, 3), "tf32"),
-        ("A100", torch.nn.Identity(), "fp32"),  # most of the rest is a product of matrices
-        ("T4", torch.nn.Conv2d(3, 64, 3), "fp32"),
-    ],
-)
-def test_a_watched_model_has_the_peak_of_the_format_its_operators_run_in(
-    card, layer, precision, cards, monkeypatch, tmp_path
-):
-    cards(card)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # PyTorch's default
-    model = torch.nn.Sequential(layer, torch.nn.Flatten(), torch.nn.LazyLinear(2))
-    model(torch.empty(4, 3, 8, 8))
-    model.to(DEVICE)
-    first = FirstCallHook(model)
-    model(torch.empty(4, 3, 8, 8, device=DEVICE))
-    first.write(EventLog(tmp_path), None)
-    [work] = events_in(tmp_path, "work")
-    assert work["precision"] == precision
 
 
 @pytest.mark.parametrize(

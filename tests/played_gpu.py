@@ -47,8 +47,11 @@ def log(folder, *what, **more):
     return load(folder, lines_of(*what, **more))
 
 
-def host_steps(wait, compute, count=60, *, copy=0.0, **more):
-    """Return the events of steps that have the host's stamps alone; times in ms."""
+def host_steps(wait, compute, count=60, *, copy=0.0, other=0.0, **more):
+    """Return the events of steps that have the host's stamps alone; times in ms.
+
+    `other` is what the host does between two steps.
+    """
     steps = []
     now = 1000 * MS
     for i in range(count):
@@ -56,7 +59,7 @@ def host_steps(wait, compute, count=60, *, copy=0.0, **more):
         for ms in (wait, copy, compute):
             stamps.append(stamps[-1] + round(ms * MS))
         steps.append({"event": "step", "i": i, "t": stamps, "n": 16, "loss": 1.0, **more})
-        now = stamps[-1]
+        now = stamps[-1] + round(other * MS)
     return steps
 
 

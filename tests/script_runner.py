@@ -31,7 +31,11 @@ def begin(script, place, is_watched):
         folder = place.parent / f"{place.name}.runs"
         folder.mkdir()
         os.environ["LABKIT_WATCHING"] = run_folders.of_script = str(folder)
+        from labkit.watching import script_loops
         from labkit.watching.hook import install
+
+        if place.name == "untouched_loops":  # so that each of its loops is recorded
+            script_loops.MOST_LOADERS = 1_000
 
         install(sys.modules["torch.utils.data.dataloader"])
         install(sys.modules["torch.optim.optimizer"])

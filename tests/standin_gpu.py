@@ -2,7 +2,7 @@
 
 Tensors say that they are on "cuda:0" and hold no numbers: they lie on the meta device, so that a
 model of any size runs in milliseconds. Every operator on them is a kernel: it costs the
-host a launch, goes into its card's one queue, and takes there what the card's data sheet allows for
+host a launch, goes into the card's one queue, and takes there what the card's data sheet allows for
 its FLOPs and bytes. The host runs ahead; what has to wait (`.item()`, a pageable copy, synchronize)
 waits. `torch.Event`, `torch.accelerator` and autograd are PyTorch's own, through CUDA's device
 guard (standin_gpu.cpp, compiled here), and `torch.cuda` is patched where a build without CUDA has
@@ -47,7 +47,7 @@ EVENT_US = 1.5  # host time of recording an event
 SHORTEST_KERNEL_US = 2.0
 REACHED = 0.7
 BANDWIDTH_REACHED = 0.85  # of the data sheet's peaks, by a good kernel
-MOST_CARDS = 2
+CARD = torch.device("cuda", 0)
 
 
 class Card(NamedTuple):
@@ -70,10 +70,9 @@ CARDS = {
 
 
 class Kernel(NamedTuple):
-    """One piece of work in a card's queue; times in ns on the host's clock."""
+    """One piece of work in the card's queue; times in ns on the host's clock."""
 
     name: str
-    card: int
     start: int
     end: int
     flops: float
@@ -84,14 +83,14 @@ class Kernel(NamedTuple):
 
 
 class OnCard(torch.Tensor):
-    """A tensor on the stand-in: it has a card's device, and its shape in `inner`."""
+    """A tensor on the stand-in: it has the card's device, and its shape in `inner`."""
 
     inner: torch.Tensor
 
     @staticmethod
-    def __new__(cls, inner, device):
+    def __new__(cls, inner):
         made = torch.Tensor._make_wrapper_subclass(
-            cls, inner.shape, inner.stride(), dtype=inner.dtype, device=device
+            cls, inner.shape, inner.stride(), dtype=inner.dtype, device=CARD
         )
         made.inner = inner
         return made
@@ -114,14 +113,14 @@ class ToCard(TorchDispatchMode):
 
 
 class StandIn:
-    """The cards, their queues, and the host's clock."""
+    """The card, its queue, and the host's clock."""
 
-    def __init__(self, cards):
-        self.cards = cards
+    def __init__(self, card):
+        self.card = card
         self.now_ns = 1_000_000_000  # the host's time passes only where something takes some
         self.kernels: list[Kernel] = []
-        self.syncs = 0  # times the host waited for a card
-        self.free = [0] * len(cards)  # when each card will be through, ns
+        self.syncs = 0  # times the host waited for the card
+        self.free = 0  # when the card will be through, ns
         self.events: dict[int, int] = {}  # when each event passes, ns
         self.arriving: deque = deque()  # (when, where): copies to the host under way
         self.made: dict[tuple, Any] = {}  # by operators: else the tests take three times as long
@@ -134,18 +133,18 @@ class StandIn:
         while self.arriving and self.arriving[0][0] <= self.now_ns:
             self.arriving.popleft()[1].zero_()
 
-    def enqueue(self, name, card, us, flops=0.0):
+    def enqueue(self, name, us, flops=0.0):
         # Caught: an optimizer that updated one tensor after the other
         self.spend(LAUNCH_US)
-        start = max(self.now_ns, self.free[card])
-        self.free[card] = end = start + round(us * 1e3)
-        self.kernels.append(Kernel(name, card, start, end, flops))
+        start = max(self.now_ns, self.free)
+        self.free = end = start + round(us * 1e3)
+        self.kernels.append(Kernel(name, start, end, flops))
         return end
 
-    def record(self, event, card):
+    def record(self, event, _device):
         # Caught: a headroom that took what the host had issued for what the card had done
         self.spend(EVENT_US)
-        self.events[event] = max(self.free[card], self.now_ns)
+        self.events[event] = max(self.free, self.now_ns)
 
     def passed(self, event):
         return self.events[event] <= self.now_ns
@@ -164,8 +163,8 @@ class StandIn:
         self.syncs += 1
         self.wait_until(until)
 
-    def finish(self, card):
-        self.synchronize(self.free[card])
+    def finish(self, _device):
+        self.synchronize(self.free)
 
     def finish_event(self, event):
         self.synchronize(self.events[event])
@@ -177,18 +176,16 @@ class StandIn:
             return self.copy(func, args, kwargs)
         if name == "_local_scalar_dense":  # `.item()`: the host waits for everything before it
             return self.to_host(args[0], torch.empty((), dtype=args[0].dtype), True).item()
-        on_card = [x for x in tensors_of((*args, *kwargs.values())) if isinstance(x, OnCard)]
-        device = on_card[0].device if on_card else on_a_card(torch.device(kwargs["device"]))
         out = self.compute(func, args, kwargs)
         if does_work(func):
-            self.launch(func, device.index, args, kwargs, out)
+            self.launch(func, args, kwargs, out)
         else:
             self.spend(VIEW_US)
         if changes_an_argument(func):
             return kwargs.get("out", args[0]) if func._schema.returns else None
         if isinstance(out, (list, tuple)):
-            return type(out)(outside(x, device) for x in out)
-        return outside(out, device)
+            return type(out)(map(outside, out))
+        return outside(out)
 
     def compute(self, func, args, kwargs):
         """Return what an operator makes, without numbers: where it is no view, made once."""
@@ -202,8 +199,8 @@ class StandIn:
                 self.made[asked] = made
         return made
 
-    def launch(self, func, card, args, kwargs, out):
-        """Put an operator into a card's queue, for as long as its FLOPs and bytes take."""
+    def launch(self, func, args, kwargs, out):
+        """Put an operator into the card's queue, for as long as its FLOPs and bytes take."""
         # Holds: the MFU of a run
         made = out if isinstance(out, (list, tuple)) else (out,)
         given = [value for key, value in kwargs.items() if key != "out"]  # which is made, not read
@@ -212,20 +209,18 @@ class StandIn:
         flops = 0.0
         if func.overloadpacket in flop_registry:
             flops = float(flop_registry[func.overloadpacket](*args, **kwargs, out_val=out))
-        us = self.kernel_us(self.cards[card], flops, bytes_)
-        self.enqueue(func.overloadpacket.__name__, card, us, flops)
+        self.enqueue(func.overloadpacket.__name__, self.kernel_us(flops, bytes_), flops)
 
-    @staticmethod
-    def kernel_us(card, flops, bytes_):
+    def kernel_us(self, flops, bytes_):
         """Return what a good kernel takes on the card, µs: the slower of its FLOPs and bytes."""
         # Caught: models sized by the number of SMs, whose steps were launches on a fast card
-        sheet = datasheets.card(card.name)
-        rate = card.share * sheet.tflop_per_s["fp32"] * 1e6 * REACHED
-        moved = card.share * sheet.gb_per_s * 1e3 * BANDWIDTH_REACHED
+        sheet = datasheets.card(self.card.name)
+        rate = self.card.share * sheet.tflop_per_s["fp32"] * 1e6 * REACHED
+        moved = self.card.share * sheet.gb_per_s * 1e3 * BANDWIDTH_REACHED
         return max(SHORTEST_KERNEL_US, flops / rate, bytes_ / moved)
 
     def copy(self, func, args, kwargs):
-        """Copy on a card, to one, or from one."""
+        """Copy on the card, to it, or from it."""
         if func.overloadpacket.__name__ == "copy_":
             target, source = args[:2]
             waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
@@ -233,28 +228,28 @@ class StandIn:
             source = args[0]
             waits = not kwargs.get("non_blocking", False)
             made = func(inside(source), **on_meta({"device": source.device} | kwargs))
-            device = on_a_card(torch.device(kwargs.get("device") or source.device))
+            device = torch.device(kwargs.get("device") or source.device)
             on_host = device.type == "cpu"
-            target = torch.empty_like(made, device="cpu") if on_host else OnCard(made, device)
+            target = torch.empty_like(made, device="cpu") if on_host else OnCard(made)
         if target.device.type == "cpu":
             return self.to_host(source, target, waits)
         if source.device == target.device:
-            self.launch(func, target.device.index, (source,), {}, target)
+            self.launch(func, (source,), {}, target)
         else:
-            end = self.over_the_bus("memcpyHtoD", target.device.index, source)
+            end = self.over_the_bus("memcpyHtoD", source)
             if waits or not source.is_pinned():
                 self.synchronize(end)
         return target
 
-    def over_the_bus(self, name, card, tensor):
+    def over_the_bus(self, name, tensor):
         size = tensor.numel() * tensor.element_size()
-        us = SHORTEST_KERNEL_US + size / (self.cards[card].bus_gb_per_s * 1e3)
-        return self.enqueue(name, card, us)
+        us = SHORTEST_KERNEL_US + size / (self.card.bus_gb_per_s * 1e3)
+        return self.enqueue(name, us)
 
     def to_host(self, source, target, waits):
         """Copy to the host: its numbers are there when the queue has done it, NaN before."""
         # Holds: a loss is read when it has arrived
-        end = self.over_the_bus("memcpyDtoH", source.device.index, source)
+        end = self.over_the_bus("memcpyDtoH", source)
         if waits or not target.is_pinned():
             self.synchronize(end)
             return target.zero_()
@@ -278,13 +273,6 @@ class StandIn:
             yield batch
 
 
-def on_a_card(device):
-    """Return the current card where a device is only called "cuda"."""
-    # Caught: streams and events of a run on the second card that were the first card's
-    nameless = device.type == "cuda" and device.index is None
-    return torch.device("cuda", LIBRARY.standin_device()) if nameless else device
-
-
 def inside(x):
     """Return an argument for an operator that runs without numbers."""
     if isinstance(x, OnCard):
@@ -304,10 +292,10 @@ def on_meta(kwargs):
     return inner
 
 
-def outside(x, device):
+def outside(x):
     """Return what an operator made as the card's."""
     plain = isinstance(x, torch.Tensor) and not isinstance(x, OnCard)
-    return OnCard(x, device) if plain else x
+    return OnCard(x) if plain else x
 
 
 def described(x):
@@ -373,8 +361,8 @@ def compiled():
 
 
 @contextlib.contextmanager
-def installed(*cards):
-    """Give this process these cards, for good, and the virtual clock meanwhile.
+def installed(card):
+    """Give this process this card, for good, and the virtual clock meanwhile.
 
     Call it before anything asks for a device.
     """
@@ -389,12 +377,12 @@ def installed(*cards):
         ToCard().__enter__()
         patch_cuda()
         fill_in_kernels()
-    GPU = gpu = StandIn(cards)
+    GPU = gpu = StandIn(card)
     _answers = Answers(**{name: kind(getattr(gpu, name)) for name, kind in Answers._fields_})
     if first:  # autograd starts a thread for each device that it finds in its first backward pass
-        LIBRARY.standin_install(MOST_CARDS, _answers)
+        LIBRARY.standin_install(1, _answers)
         torch.ones(1, requires_grad=True).sum().backward()
-    if LIBRARY.standin_install(len(cards), _answers):
+    if LIBRARY.standin_install(1, _answers):
         raise RuntimeError("this system does not let PyTorch be given another accelerator")
     LIBRARY.standin_use(0)
     clocks: dict[str, Any] = {"sleep": lambda seconds: gpu.spend(seconds * 1e6)}
@@ -413,9 +401,9 @@ def fill_in_kernels():
     global _kernels
     _kernels = torch.library.Library("aten", "IMPL")
 
-    def empty_strided(size, stride, *, dtype=None, device=None, **_):
+    def empty_strided(size, stride, *, dtype=None, **_):
         empty = torch.empty_strided(size, stride, dtype=dtype, device="meta")
-        return OnCard(empty, on_a_card(device))
+        return OnCard(empty)
 
     def copy_(*args):
         return GPU.copy(torch.ops.aten.copy_.default, args, {})
@@ -428,8 +416,7 @@ def patch_cuda():
     """Answer what torch.cuda asks of a driver from the stand-in."""
 
     def properties(device=None):
-        index = torch.cuda._utils._get_device_index(device, optional=True)
-        card = GPU.cards[index]
+        card = GPU.card
         return SimpleNamespace(
             name=card.name,
             total_memory=int(card.memory_gib * 2**30),
@@ -437,11 +424,11 @@ def patch_cuda():
             minor=card.capability[1],
             multi_processor_count=100,
             L2_cache_size=2**25,
-            uuid=str(index),
+            uuid="0",
         )
 
     answers = {
-        "device_count": lambda: len(GPU.cards),
+        "device_count": lambda: 1,
         "is_initialized": lambda: True,
         "current_device": lambda: LIBRARY.standin_device(),
         "set_device": lambda device: LIBRARY.standin_use(device.index),

@@ -7,13 +7,12 @@ from unittest import mock
 import torch
 
 import labkit as lk
-from labkit import quotas
+from labkit import Run, quotas
 from labkit.bench import flops
 from labkit.bench.data import noise_batch
 from labkit.bench.loop import Trainer, train
 from labkit.bench.resolve_config import resolve_config
 from labkit.instruments import devices, machine
-from labkit.results.run import Run
 from labkit.spec import PX
 from labkit.stamps.events import VERSION, EventLog
 from labkit.stamps.step_ring import Drain
@@ -24,11 +23,11 @@ ARRAY_MS = 0.02  # of an image of 48 px, on a core of the machine of the card
 CORES = 8  # of that machine
 
 
-def run_on(gpu, pipeline, device="cuda:0"):
+def run_on(gpu, pipeline):
     """Train as `pipeline` says on the stand-in `gpu` and return the Run that its log gives."""
     folder = Path(tempfile.mkdtemp())
     asked = pipeline.to_dict()
-    card = torch.device(device)
+    card = torch.device("cuda", 0)
     log = EventLog(folder)
     log.write("spec", version=VERSION, run=folder.name, pipeline=asked, labkit=lk.__version__)
     log.write("hello", pid=1)
@@ -45,7 +44,7 @@ def run_on(gpu, pipeline, device="cuda:0"):
     each_ms = ARRAY_MS if job.dataset == "array" else DECODE_MS * (job.image_px / PX) ** 2
     prep_ms = job.batch_size * (each_ms + job.io_ms)
     batch = tuple(t.pin_memory() if job.pin_memory else t for t in noise_batch(job))
-    flops.write_work(trainer, log)
+    flops.write_work(job, card, log)
     gpu.syncs_before = gpu.syncs
     train(trainer, gpu.loader(prep_ms, batch, job.num_workers, prefetch), timeline, job)
     drain.drain()

@@ -58,7 +58,6 @@ IN_KERNEL = f"""async (code) => {{
 BLOCK = f"""() => {{
     {SESSION}.session.kernel.requestExecute({{code: "import time; time.sleep(4)"}});
 }}"""
-DARK = "() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})"
 PREDICTED = """(panel) => new Promise((done) => {
     const handle = panel.querySelector(".noUi-handle"), pressed = performance.now();
     new MutationObserver((_changes, itself) => {
@@ -253,28 +252,6 @@ def test_a_panel_runs_compares_draws_stops_and_takes_rough_hands(lab, page):
     assert panel.bounding_box()["height"] < height + 150  # lines of text, but no second picture
     code = "print([r.asked.num_workers for r in p.runs], [r.outcome for r in p.runs + q.runs])"
     assert page.evaluate(IN_KERNEL, code) == "[0, 3] ['stopped', 'stopped', 'finished']"
-
-
-@pytest.mark.nightly
-def test_by_keyboard_and_by_touch_on_a_narrow_dark_page_a_slider_predicts_and_runs_are_compared(
-    lab, page
-):
-    page.set_viewport_size({"width": 620, "height": 1400})
-    panel = opened(page, lab, "narrow", SHORT)
-    page.evaluate(DARK)
-    button(panel, "Run").focus()
-    panel.locator(".labkit-panel[role=group]").wait_for()
-    page.keyboard.press("Enter")
-    expect(button(panel, "Stop")).to_be_focused()
-    expect(button(panel, "Run")).to_be_focused()
-    assert panel.evaluate(NAMELESS) == []
-    panel.evaluate(PREDICTED)
-    bars = panel.locator(".labkit-bars").first
-    expect(bars).to_contain_text("x the last run")
-    assert panel.evaluate("p => p.scrollWidth <= p.clientWidth && p.clientWidth < 620")
-    button(panel, "Run").tap()
-    expect(bars).to_contain_text(re.compile("side the range|not comparable: "))
-    expect(panel).to_contain_text("Against the run before")
 
 
 @pytest.mark.nightly

@@ -8,7 +8,6 @@ import pytest
 import labkit as lk
 from labkit.course import slow_script as script
 from labkit.course.slow_script import SlowScript, other_work, slow_script
-from labkit.results.hardware import Machine
 from labkit.results.launch import launch
 
 
@@ -16,20 +15,6 @@ def test_fixes_are_made_in_the_ladders_order_and_a_wrong_one_is_refused():
     assert SlowScript(("memory", "data")).fixes == ("data", "memory")
     with pytest.raises(ValueError, match="Unknown fix 'worker'; available: data, items"):
         slow_script("worker")
-
-
-def test_old_cards_get_fp16_and_new_ones_bf16(monkeypatch):
-    def pipeline(capability, device="cuda:0", fixes=script.LADDER):
-        here = Machine(device, "gpu", compute_capability=capability, cpu_cores=64)
-        monkeypatch.setattr(script, "machine", lambda: here)
-        return SlowScript(fixes).pipeline
-
-    assert pipeline("7.5").precision == "fp16"
-    hopper = pipeline("9.0")
-    assert hopper.precision == "bf16" and hopper.num_workers == 8 and hopper.pin_memory
-    assert hopper.width is hopper.depth is None  # sized for the card, the same in all rungs
-    mac = pipeline(None, "mps", fixes=())
-    assert (mac.batch_size, mac.width, mac.depth) == (16, 40, 5)
 
 
 def trained(losses, precision="fp32"):

@@ -7,8 +7,6 @@ import pytest
 from played_gpu import CPU, MS, host_steps, log
 
 import labkit as lk
-from labkit.diagnosis import cost as costs
-from labkit.results.hardware import Machine
 
 
 @pytest.fixture
@@ -48,18 +46,9 @@ def test_without_a_counter_energy_and_carbon_are_gaps_and_money_is_not(record):
     found = lk.cost(record(), usd_per_hour=3.6)
     assert found.watts is found.joules_per_sample is found.kwh_per_epoch is None
     assert found.kg_co2_per_epoch is None
-    assert found.usd_per_epoch == pytest.approx(costs.SAMPLES_PER_EPOCH / 500 * 0.001)
+    assert found.usd_per_epoch == pytest.approx(1_281_167 / 500 * 0.001)
     assert "energy was not measured" in repr(found) and "0 kWh" not in repr(found)
     json.dumps(found.to_dict(), allow_nan=False)
-
-
-def test_before_and_after_at_the_same_prices(record):
-    slow = record(watts=lambda busy: 100)
-    fast = record(watts=lambda busy: 160, wait_ms=0)
-    found = lk.cost(fast, before=slow, usd_per_hour=2)
-    rows = {row[0].strip(): row for row in found.table().rows}
-    # 1.6 times the power for a quarter of the time
-    assert (rows["rent"][-1], rows["energy"][-1]) == ("0.25x", "0.4x")
 
 
 def test_the_default_rent_is_for_known_cards_only(record):
@@ -69,8 +58,8 @@ def test_the_default_rent_is_for_known_cards_only(record):
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
         ("NVIDIA GH200 480GB", None),
     ):
-        assert costs.usual_rent(Machine(kind="gpu", name=name)) == rent
-    assert costs.usual_rent(Machine(kind="cpu", cpu_cores=8)) == pytest.approx(4 * 0.0816)
+        assert lk.cost(record(kind="gpu", name=name)).usd_per_hour == rent
+    assert lk.cost(record(cpu_cores=8)).usd_per_hour == pytest.approx(4 * 0.0816)
     found = lk.cost(record(kind="gpu", name="NVIDIA X <1>"))
     assert found.usd_per_epoch is None and "give usd_per_hour" in repr(found)
     assert "RECORDED on NVIDIA X <1>" in repr(found) and "<1>" not in found._repr_html_()

@@ -6,21 +6,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from played_gpu import GPU, host_steps, play
+from played_gpu import host_steps
 from played_gpu import log as logged
 
 import labkit as lk
 from labkit import course
-from labkit.bench import handoff
-from labkit.bench.first_call import FirstCallHook
-from labkit.diagnosis import step_table
-from labkit.diagnosis.causes.launches import compiled
-from labkit.results.hardware import Machine
 from labkit.stamps import device_clock
-from labkit.stamps.step_classes import body_seconds
 from labkit.stamps.step_ring import FinishedStep
-from labkit.view.watch_shown import progress_line
-from labkit.watching import hook, recorder
+from labkit.watching import hook
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -69,96 +62,7 @@ def test_the_verdict_on_such_a_loop_is_of_the_host_and_says_so(wait_ms, named, o
     assert named == "input" or "lk.headroom" in found.advice
 
 
-def test_the_live_line_of_such_a_loop_has_no_share_of_its_device(tmp_path):
-    recording = recorder.Recorder(tmp_path, [1])
-    recording.kind = "gpu"
-    for i in range(0, 200, 10):
-        recording.steps.ask(i)
-        recording.steps.begin(i + 8, samples=4)
-        recording.steps.end(i + 10)
-    recording.steps.write()
-    recording.close()
-    said = progress_line(recording)
-    assert "/s" in said and "busy" not in said and "input" not in said
-
-
-def test_a_busy_device_into_which_no_x_ray_can_look_is_left_to_its_makers_profiler(tmp_path):
-    facts = dict.fromkeys(("gap_us", "tiny_us", "tiny_ops", "elementwise_us", "fusible_us"), 0)
-    looked = {"event": "xray", "steps": 4, "window_us": 1000, **facts}
-    steps = host_steps(0.0, 10.0)
-    run = logged(tmp_path, MAC, lk.Pipeline(device="mps").to_dict(), *steps, looked)
-    advice = run.diagnose().advice
-    assert "torch.mps.profiler" in advice and "xray=True" not in advice
-
-
-def test_a_queue_that_fills_is_no_step_that_takes_longer_and_longer():
-    """The host issues a step each 3 ms, the card takes 10 ms: the last ones wait in its queue."""
-    number = np.arange(100)
-    ready = 0.003 * number
-    ends = 0.010 * (number + 1)
-    stamps = np.column_stack([ready, ready, ready, ready, ends - 0.010, ends])
-    assert body_seconds(stamps) == pytest.approx(0.010)
-
-
-def test_the_format_of_a_model_is_that_of_an_autocast_within_its_forward():
-    """As accelerate wraps it, and with it Hugging Face's Trainer."""
-    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
-    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
-    first = FirstCallHook(model)
-    model(torch.ones(3, 4))
-    assert first.given.autocasts and first.given.number_format == "bf16"
-    assert first.given.rows == 3
-    first.remove()
-    assert not model._forward_pre_hooks and not model[0]._forward_pre_hooks
-
-
-def test_no_hook_lies_within_what_dynamo_compiles_or_torchscript_has(monkeypatch):
-    def hooks_in(model):
-        FirstCallHook(model)
-        return [len(part._forward_pre_hooks) for part in model.modules()]
-
-    def net():
-        return torch.nn.Sequential(torch.nn.Linear(4, 2))
-
-    assert hooks_in(net()) == [1, 1]
-    assert hooks_in(torch.compile(net(), backend="eager")) == [1, 0, 0]
-    in_place = net()
-    in_place.compile(backend="eager")
-    assert hooks_in(in_place) == [0, 0]
-    scripted = net()
-    refuses = Mock(side_effect=RuntimeError("not supported on ScriptModules"))
-    monkeypatch.setattr(scripted[0], "register_forward_pre_hook", refuses)
-    assert hooks_in(scripted) == [1, 0]
-
-
 # -- cards of other kinds --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "device, capability, compiles",
-    [
-        ("cuda:0", "6.1", False),
-        ("cuda:0", None, True),  # ROCm
-        ("mps", None, False),
-    ],
-)
-def test_compiling_is_advised_only_where_it_can_act(device, capability, compiles, tmp_path):
-    facts = {**GPU, "device": device, "compute_capability": capability}
-    assert not Machine.from_dict(facts | {"compile_lacks": "no Triton"}).compiles
-    run = logged(tmp_path, facts, lk.Pipeline().to_dict(), *host_steps(1.0, 5.0))
-    evidence = step_table.StepTable(run).evidence()
-    assert bool(compiled.for_run(evidence)) == compiles
-
-
-def test_a_loop_on_several_cards_has_no_mfu_of_one():
-    model = torch.nn.DataParallel(torch.nn.Linear(8, 4))
-    model.device_ids = [0, 1, 2, 3]
-    first = FirstCallHook(model)
-    first._look(model, (torch.rand(64, 8),), {})
-    log = Mock()
-    first.write(log, 64)
-    assert log.write.call_args.args == ("no_work",)
-    assert "4 cards" in log.write.call_args.kwargs["why"]
 
 
 class PlayedEvent:
@@ -201,13 +105,6 @@ def test_a_devices_clock_stays_tied_to_the_hosts(queue_ns, fast, most_off_us, mo
     assert len(off_us) == 6_000 and max(map(abs, off_us)) < most_off_us
 
 
-def test_what_a_forked_worker_hands_over_is_not_pinned(monkeypatch):
-    pinned = torch.arange(4.0)
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor is pinned)
-    [handed] = handoff.Ready((pinned,)).batch
-    assert torch.equal(handed, pinned) and handed is not pinned
-
-
 def test_a_step_that_is_captured_into_a_graph_is_left_alone(monkeypatch):
     """Within a capture it is an error to ask an event, or to ask one that was captured."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -216,10 +113,3 @@ def test_a_step_that_is_captured_into_a_graph_is_left_alone(monkeypatch):
     steps.recorded = iter(["not asked for"])
     steps(Mock(), (), {})
     assert list(steps.recorded) == ["not asked for"] and not steps.seen
-
-
-def test_a_watched_loop_has_no_delay_of_launches_for_only_its_batches_are_stamped(tmp_path):
-    steps, _ = play(steps=40)
-    own = logged(tmp_path, GPU, {"num_workers": 0}, *steps)
-    watched = logged(tmp_path, GPU, {"num_workers": 0}, *steps, spec=WATCHED)
-    assert own.queued_ms is not None and watched.queued_ms is None

@@ -5,16 +5,13 @@ have is a skip that says so. tests/on_standin.py has what a stand-in can tell.
 """
 
 import os
-import shutil
 import statistics
-import subprocess
 import time
 
 import faultset
 import pytest
 
 import labkit as lk
-from labkit.diagnosis.findings import NEIGHBOUR
 from labkit.results.launch import launch
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.record import Tail
@@ -23,7 +20,6 @@ from labkit.stamps.step_ring import recover
 torch = pytest.importorskip("torch")
 from labkit.stamps.timeline import Step, make_timeline  # noqa: E402
 
-has_smi = pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no nvidia-smi")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
@@ -159,23 +155,6 @@ def test_busy_is_an_upper_bound_and_the_x_ray_sees_the_gaps():
     assert loose.diagnose().bottleneck == "launch", loose.diagnose()
     unseen = finished(LAUNCH_BOUND.but(xray=False)).diagnose()  # not called healthy without it
     assert unseen.bottleneck in ("launch", "unsure"), unseen
-
-
-def smi(uuid, field):
-    """What nvidia-smi says of one card, in per cent; None where it does not."""
-    query = ["nvidia-smi", "-i", uuid, f"--query-gpu={field}", "--format=csv,noheader,nounits"]
-    said = subprocess.run(query, capture_output=True, text=True).stdout.strip()
-    return float(said) / 100 if said.replace(".", "").isdigit() else None
-
-
-@has_smi
-def test_neither_the_run_itself_nor_an_idle_context_counts_as_somebody_else():
-    idle = torch.ones(1, device=DEVICE)  # as the reader's own notebook has
-    uuid = finished(FED.but(steps=5, xray=False)).machine.uuid
-    if not soon(lambda: (smi(uuid, "utilization.gpu") or 0) < 0.1):
-        pytest.skip("somebody else computes on this card")
-    run = finished(HEAVY)
-    assert run.diagnose().findings[0].cause != NEIGHBOUR and idle.is_cuda
 
 
 def test_the_card_is_found_by_its_uuid(monkeypatch):

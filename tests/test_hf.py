@@ -94,7 +94,6 @@ def test_a_trainer_is_recorded_as_a_run_in_which_a_slow_dataset_and_callback_and
     logged = [float(row["loss"]) for row in trainer.state.log_history if "loss" in row]
     assert run.loss == pytest.approx(logged, rel=1e-5)
     assert 0 < run.utilization <= 1 and run.throughput > 0
-    assert run.event("work")["samples"] == 4
     assert run.wait_ms > 8 * 10 * 0.9  # the samples of a step
     assert run.padding == pytest.approx(0.25, abs=0.08)  # in another order
     assert not trainer.model._forward_pre_hooks  # nothing of ours is left behind

@@ -12,21 +12,18 @@ import re
 import subprocess
 import sys
 import tarfile
-import tracemalloc
 import zlib
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planted import wait_until
 from played_gpu import host_steps, load
 
 import labkit as lk
+from labkit import Run
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.process import device_lock
-from labkit.results.launch import launch
-from labkit.results.run import Run
 from labkit.stamps import keys, record
 from labkit.text import STEERS
 from labkit.traces import file as trace_file
@@ -129,62 +126,36 @@ def tar_of(kind, size):
 # Files that do harm, each with what is said of it; a size makes it longer than what is in it
 HOSTILE = {
     "pipe.jsonl": (None, "not a regular file"),
-    "pipe.json": (None, "not a regular file"),
-    "pipe.tar": (None, "not a regular file"),
     "sparse.jsonl": ((SPEC, 10**12), "larger than"),
     "sparse.json": ((TRACE, 10**12), "larger than"),
     "empty.jsonl": (b"", "not a labkit record"),
     "utf16.jsonl": (SPEC.decode().encode("utf-16"), "not an event"),
-    "utf16.json": (TRACE.decode().encode("utf-16"), "not a profiler trace"),
     "lists.jsonl": (SPEC + b'{"event":"x","a":[' + LISTS * 300_000 + b"[]]}\n", "not an event"),
     "deep.jsonl": (SPEC + b"[" * 100_000 + b"\n", "not an event"),
-    "pairs.jsonl": (
-        SPEC + b'{"event":"telemetry","t_ns":1,"gpu":[' + b"[1,2]," * 9_999 + b"[1,2]]}\n",
-        "not an event",
-    ),
-    "held.jsonl": (SPEC + b'{"event":"epoch","step":1,"a":[[]]}\n', "not an event"),
     "lists.jsonl.gz": (
         packed((SPEC, 1), (b'{"event":"x","a":[' + LISTS * 300_000 + b"[]]}\n", 100)),
         "unpacks to more",
     ),
     "lists.json": (TRACE + b'{"args":[' + LISTS * 3 * MIB + b"[]]}]}", "event of over 1 MiB"),
-    "lists.json.gz": (packed((TRACE, 1), (LISTS * MIB, 100)), "most of them are empty"),
     "deep.json": (TRACE + b"[" * 2 * MIB, "damaged"),
     "before.json": (b'{"a":[' + LISTS * 3 * MIB + b"[]]," + TRACE[1:], "not a profiler trace"),
     "behind.json": (TRACE[:-1] + b'],"a":[' + LISTS * 3 * MIB + b"[]]}", "behind its events"),
     "events.json": (TRACE + b"{}," * 2 * MIB, "most of them are empty"),
     "malformed.json": (TRACE + b'{"ph":"X","cat":"kernel","name":"k"},' * 10**5, "malformed"),
-    "spaces.json.gz": (packed((TRACE, 1), (b" " * MIB, 500)), "unpacks to more|event of over"),
     "emoji.jsonl": ((SPEC + b'{"event":"x","a":"' + EMOJI, 10**9), "line is longer"),
-    "emoji.json": ((TRACE + b'{"a":"' + EMOJI, 10**9), "event of over 1 MiB"),
-    "long.jsonl": (SPEC + MACHINE.replace(b'"n"', b'"' + b"n" * 10**5 + b'"'), "not an event"),
-    "number.json": (TRACE + b'{"ts":' + b"9" * 3 * MIB + b"}]}", "event of over 1 MiB"),
     "infinite.jsonl": (SPEC + b'{"event":"padding","share":1e999}\n', "not an event"),
-    "nan.jsonl": (SPEC + b'{"event":"padding","share":NaN}\n', "not an event"),
-    "wall.jsonl": (
-        SPEC + b'{"event":"wall","seconds":2,"parts":[{"part":"loop","share":"half"}]}\n',
-        "not an event",
-    ),
     "share.jsonl": (SPEC + b'{"event":"padding","share":7}\n', "not an event"),
-    "cores.jsonl": (SPEC + MACHINE.replace(b"4", b"-4"), "not an event"),
     "cut.tar": (tar_of(b"0", 900) + bytes(100), "end of data"),
     "kinds.jsonl": (SPEC + b'{"event":"x"}\n' * 10**6, "more events"),
-    "newlines.jsonl.gz": (packed((SPEC, 1), (b"\n" * MIB, 100)), "more events|unpacks to"),
     "members.json.gz": (gzip.compress(b"") * 10**5, "gzip files in one"),
-    "members.jsonl.gz": (gzip.compress(b"") * 10**5, "gzip files in one"),
     "header.jsonl.gz": (b"\x1f\x8b\x08\x08" + bytes(6) + b"a" * 9 * MIB, "cut short"),
     "steps.jsonl.gz": (
         packed((SPEC, 1), (b'{"event":"step","i":0,"t":[0,0,0,0],"n":0}\n' * 10**4, 900)),
         "unpacks to more",
     ),
     "long_name.tar": ((tar_of(b"L", 3 * 2**30), 3 * 2**30 + 1024), "a member of 3,221,225,472"),
-    "extended.tar": ((tar_of(b"x", 3 * 2**30), 3 * 2**30 + 1024), "a member of 3,221,225,472"),
-    "sparse.tar": ((tar_of(b"S", 3 * 2**30), 3 * 2**30 + 1024), "a member of 3,221,225,472"),
-    "long_name.tar.gz": (packed((tar_of(b"L", 3 * 2**30), 1), (bytes(MIB), 900)), "a member of"),
     "members.tar": (tar_of(tarfile.SYMTYPE, 0) * 50_001, "more than 50,000 members"),
     "link.tar": (tar_of(tarfile.SYMTYPE, 0) + bytes(1024), "no profiler trace"),
-    "device.tar": (tar_of(tarfile.CHRTYPE, 0) + bytes(1024), "no profiler trace"),
-    "picture.json": (b"\x89PNG" + bytes(range(256)) * 4096, "not a profiler trace"),
 }
 READ_THEM = """
 import json, pathlib, re, sys, time
@@ -305,18 +276,6 @@ def test_code_to_paste_is_made_of_names_and_numbers_whatever_a_record_says(part,
     )
 
 
-def test_a_step_takes_no_more_memory_than_its_numbers(tmp_path):
-    step = b'{"event":"step","i":%d,"t":[1000,2000,3000,4000],"n":16,"loss":0.7}\n'
-    file = tmp_path / "steps.jsonl"
-    file.write_bytes(SPEC + b"".join(step % i for i in range(5_000)))
-    lk.load(file)  # imports
-    tracemalloc.start()
-    run = lk.load(file)
-    held = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    assert run.steps == 5_000 and held < 80 * run.steps  # as objects 1000
-
-
 AWAY = ("../secret", "/etc/passwd", "../../../etc/cron.d/x", "a/b/c", ".", "\0", "x" * 60)
 
 
@@ -363,17 +322,6 @@ def test_no_html_is_filled_with_data_as_it_is():
                 filled = [part for part in node.values if isinstance(part, ast.FormattedValue)]
                 for text in (ast.unparse(ast.JoinedStr([part])) for part in filled):
                     assert FILLED_SAFELY.fullmatch(text), (path, text)
-
-
-@pytest.mark.slow
-def test_the_process_that_logs_is_given_the_key(tiny, monkeypatch):
-    key = "0123456789abcdef" * 3
-    monkeypatch.setenv("WANDB_API_KEY", key)
-    code = "import os; open('keys.txt', 'w').write(os.environ.get('WANDB_API_KEY', 'none'))"
-    run = launch(tiny, after=[sys.executable, "-c", code]).wait()
-    told = run.path / "keys.txt"
-    wait_until(lambda: told.exists() and told.read_text() == key)
-    assert key not in (run.path / "events.jsonl").read_text()
 
 
 KEYS = [

@@ -10,15 +10,14 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.bench.measure import call
-from labkit.bench.stopwatch import Bench
+from labkit import Pipeline
 from labkit.diagnosis import cause, judge, symptoms
 from labkit.diagnosis.findings import BOTTLENECKS, Finding, Measured, Remedy
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.wording import worded
 from labkit.knobs import declares_knobs, knob
 from labkit.results.script import loader_line
-from labkit.spec import KNOBS, LOADER_KNOBS, Job, Pipeline
+from labkit.spec import KNOBS, LOADER_KNOBS, Job
 from labkit.view import controls
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +42,28 @@ ABOVE = {
     "tuning": ("view",),
 }
 LOWEST = ("knobs.py", "orders.py", "quotas.py", "spec.py", "text.py")
+INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and why that is not enough
+    "logs, rings and clocks as a writer that was killed leaves them": "stamps",
+    "planted faults, kills, and what they must not leave": "process results.launch results.saving",
+    "machines, drivers and containers that are not here": "instruments quotas results.hardware",
+    "the loop on a stand-in GPU, and what is sent to it": "bench",
+    "the script under watch, in whose process the test is": "watching hf lightning view.watch_live",
+    "evidence that no log here holds, and code to paste": (
+        "diagnosis results.core_use results.failures results.workers"
+    ),
+    "searches on made-up rates": "tuning",
+    "answers and cheats": "course",
+    "hostile files, secrets, and a site that is not here": (
+        "results.privacy results.public_files results.shipped text traces.events traces.file "
+        "traces.public"
+    ),
+    "what is drawn without a browser, and typed without a terminal": (
+        "__main__ results.sweep terminal view.controls view.display view.live view.run_figure "
+        "view.running view.several_figures view.style view.wandb_log view.watch_command"
+    ),
+    "tables that are held against files": "knobs spec results.library results.published "
+    "results.script",
+}
 FILES = sorted((ROOT / "labkit").rglob("*.py"))
 
 
@@ -65,17 +86,34 @@ def test_an_editor_finds_every_public_name_where_python_does():
     assert {alias.name: node.module for node in block.body for alias in node.names} == lk._HOMES
 
 
+def imported(path):
+    """Yield what a file imports of labkit: names, or modules."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_tests_and_tools_go_through_the_public_names_but_for_what_has_a_reason():
+    inside = tuple(f"{each}." for each in " ".join(INSIDE.values()).split())
+    for path in [*(ROOT / "tests").glob("*.py"), *(ROOT / "maintain").rglob("*.py")]:
+        ours = [name[7:] for name in imported(path) if name.startswith("labkit.")]
+        others = [name for name in ours if not f"{name}.".startswith(inside)]
+        assert {*others} <= {*lk._HOMES}, path
+
+
 def recipe(heading):
     """Return the block of Python below a heading of CONTRIBUTING.md."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     return re.search(rf"\*\*{heading}\*\*.*?```python\n(.*?)```", text, re.DOTALL).group(1)
 
 
+@pytest.mark.slow
 def test_an_experiment_is_a_function():
-    exec(recipe("An experiment"), names := {"torch": torch})
-    bench = Bench(torch.device("cpu"))
-    assert call(names["sums"], {"n": 1000}, bench, {}) is None
-    assert bench.rows[0]["bytes"] == 4000
+    exec(recipe("An experiment"), names := {"torch": torch, "__name__": "__main__"})
+    rows = lk.measure(names["sums"], n=[1000], device="cpu").rows
+    assert rows["gib_s"][0] == pytest.approx(4000 / 2**30 / (rows["ms"][0] / 1e3))
 
 
 def test_a_knob_is_one_line():

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.__main__ import main
 from labkit.instruments import devices
 from labkit.process import launcher
 from labkit.results import hardware
@@ -41,13 +40,6 @@ def test_the_course_is_installed_whole_and_its_name_is_free():
     named = re.compile(r"pip install '?labkit\b")
     files = [*ROOT.glob("labkit/**/*.py"), *ROOT.glob("notebooks/**/*.ipynb")]
     assert not [path for path in files if named.search(path.read_text(encoding="utf-8"))]
-
-
-def test_bare_labkit_prints_its_help_and_is_no_error(capsys):
-    assert main([]) == 0
-    printed = capsys.readouterr()
-    assert printed.out.startswith("usage: labkit") and "start here:" in printed.out
-    assert not printed.err
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import time
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,13 +21,10 @@ from torch.utils.data import DataLoader
 
 import labkit as lk
 from labkit.__main__ import main
-from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.causes import body
-from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.hot_lines import Line
 from labkit.instruments.batch_contents import padding_of
 from labkit.instruments.growth import Growth
-from labkit.instruments.places import Places
+from labkit.instruments.stack import Places
+from labkit.watching.switches import switches_on
 
 pytestmark = pytest.mark.usefixtures("watches_end")
 SLOW = pytest.mark.slow
@@ -38,11 +34,6 @@ RECORDS = Path(lk.__file__).parent / "records" / "Intel-Xeon-Processor"
 def burn():
     for _ in range(50_000):
         pass
-
-
-def test_a_line_of_a_notebook_is_its_cells():
-    line = Line("/tmp/ipykernel_1/123.py", 6, "<module>", 0.5, "body", "library", "json.dumps()")
-    assert line.what == "`json.dumps()` (cell line 6)"
 
 
 def slow_collate(batch):
@@ -112,7 +103,7 @@ def test_a_stall_is_named_with_its_period_and_its_line(tmp_path):
     steps_ms = np.where(np.arange(300) % 20 == 19, 400.0, 5.0)
     found = watched_loop(tmp_path, steps_ms, work=("wait", "time.sleep(1)")).diagnose().findings[0]
     assert (found.name, found.cause) == ("host", "periodic")
-    assert "every 20th step" in found.evidence
+    assert "every 20 steps" in found.evidence
     assert "time.sleep(1)" in [line.call for line in found.lines]
 
 
@@ -121,10 +112,8 @@ def test_a_stall_is_named_with_its_period_and_its_line(tmp_path):
     [
         (GROWS_MS, {}, {"drift"}),
         (GROWS_MS, {"batch_bytes": np.linspace(4000, 7000, 300)}, set()),
-        (GROWS_MS, {"batch_bytes": np.full(300, 4000)}, {"drift"}),
         (GROWS_MS, {"cpu": 1.1}, {"neighbour"}),
         (SLOWS_MS, {}, set()),
-        (SLOWS_MS, {"rss_gib": (1.0, 3.0)}, {"drift"}),
     ],
 )
 def test_longer_and_longer_steps_are_a_leak_but_with_their_batches_or_beside_other_programs(
@@ -133,12 +122,11 @@ def test_longer_and_longer_steps_are_a_leak_but_with_their_batches_or_beside_oth
     found = watched_loop(tmp_path, steps_ms, **more).diagnose()
     assert {each.cause for each in found.findings} & {"drift", "neighbour"} == causes
     assert ("Other programs used" in str(found)) == ("cpu" in more)
-    assert ("is kept from step to step" in str(found)) == ("rss_gib" in more)
 
 
 @pytest.mark.parametrize(
     "weights, batches",
-    [("float64", "float64"), ("float64", "int64"), ("float32", "float32")],
+    [("float64", "float64"), ("float32", "float32")],
 )
 def test_weights_of_64_bits_are_named_where_the_device_is_the_limit(weights, batches, tmp_path):
     job = {"event": "job", "pipeline": {"num_workers": 0}, "not_applied": {}}
@@ -182,39 +170,11 @@ def test_what_an_h200_certainly_did_bounds_what_the_body_of_its_loop_costs(tmp_p
     assert unread.diagnose().bottleneck == "host"  # nothing tells that the device worked
 
 
-@pytest.mark.parametrize(
-    "kind, call, remedy",
-    [("sync", "loss.item()", "no_synchronising"), ("inner_sync", "scaler.step()", "compile")],
-)
-def test_a_wait_in_each_step_is_named_where_the_loop_can_leave_it_out(kind, call, remedy, tmp_path):
-    def change(event):
-        for place in event.get("places", {}).values():
-            if "torch.is" in place[5]:
-                place[0], place[2], place[5] = kind, "/home/me/train.py", call
-
-    run = h200_trainer(tmp_path, change, gpm=None, power_w=150.0, energy_j=None)
-    found = run.diagnose().findings[0]  # of a card that draws a fifth of its limit
-    assert found.remedies[0].key == remedy
-    assert ("loss.detach()" in found.code) == (remedy == "no_synchronising")
-
-
 def test_a_watched_loop_without_a_loss_is_not_called_healthy_for_certain(tmp_path):
     found = watched_loop(tmp_path, FLAT_MS).diagnose()
     assert found.findings[0].cause == "the_device_is_the_limit"
-    assert found.confidence == limits.LINES_SEEN < 1
+    assert found.confidence < 1
     assert "watched loop sees" in found.advice
-
-
-def test_the_sizes_and_number_formats_of_a_watched_loop_are_recorded():
-    optimizer = torch.optim.SGD([torch.zeros(2).double()], 0.1)
-    rows = [torch.ones(length, 3).double() for length in range(2, 12)]
-    batches = [(torch.ones(1), {"x": each}) for each in (*rows, None)]
-    for _ in (watch := lk.watch(batches, live=False)):
-        watch._recorder.trained_by(optimizer)
-    run = watch.run
-    *sizes, of_none = run.batch_bytes
-    assert sizes == [each.nbytes for each in rows] and np.isnan(of_none)
-    assert (run.weights_dtype, run.batch_dtype) == ("float64", "float64")
 
 
 def test_a_loader_made_anew_continues_its_run_and_another_dataset_has_its_own():
@@ -248,70 +208,6 @@ def test_padding_of_somebodys_batches_is_told_from_other_whole_numbers():
         assert padding_of(batch) == pytest.approx((share, 0))
     for other in (torch.randint(0, 2, (16, 40)), torch.randn(4, 12), [1, 2], None):
         assert padding_of(other) is None, other
-
-
-def grown_in(loop):
-    """Return what is found to grow in a loop, which has itself looked at by what it is given."""
-    grown = Growth()
-
-    def look(step):
-        grown.look(sys._getframe(1), loop.__code__, step)
-        return {*grown.found}
-
-    loop(look)
-    return grown.found
-
-
-def test_what_grows_is_told_from_what_is_emptied_and_no_code_of_the_users_is_run():
-    class Lazy:
-        def __getattr__(self, name):
-            raise AssertionError(f"{name} was asked for")
-
-    def loop(look):
-        lazy = Lazy()
-        window = []
-        losses = []
-        on_card = []
-        own = []
-        weight = torch.ones(1, requires_grad=True)
-        total = 0.0
-        for step in range(160):
-            window.append(weight * 2)
-            losses.append(weight * 2)
-            on_card.append(torch.empty(1_000_000, device="meta"))
-            own.append(lazy)
-            total = total + weight * 2
-            if len(window) == 40:
-                window.clear()
-            if step % 16 == 15:
-                looks.append(look(step))
-        total = 0.0 + weight * 2
-        look(160)
-
-    looks = []
-    found = grown_in(loop)
-    # A sum keeps the graph of each step
-    assert looks[-1] == {"losses", "on_card", "own", "total"}
-    assert {*found} == {"losses", "on_card", "own"} and found["losses"]["graph"]
-    assert found["losses"]["bytes"] == 160 * 4 and found["on_card"]["bytes"] < 1e6
-
-
-@pytest.mark.parametrize("entry", ["number", "tensor", "pair"])
-def test_an_episodes_list_that_is_made_anew_does_not_grow_though_episodes_do(entry):
-    def loop(look):
-        weight = torch.ones(1, requires_grad=True)
-        every = []
-        for episode in range(8):
-            logs = []
-            returned = torch.zeros(())
-            for step in range(20 + 9 * episode):
-                made = {"number": float(step), "tensor": weight * 2, "pair": (weight * 2, step)}
-                logs.append(made[entry])
-                every.append(made[entry])
-                returned = returned + weight * 2
-            look(30 * episode)  # an optimizer's step for each few of the world's
-
-    assert {*grown_in(loop)} == {"every"}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="stacks are sampled on Linux only")
@@ -396,27 +292,6 @@ def test_looking_at_a_loop_keeps_none_of_its_variables():
     assert step_with_a_snapshot_of_its_own()
 
 
-def sampled(tmp_path, *places, pid=1):
-    """Return the lines of a record sampled once in each place: of a worker, or pid 0's body."""
-    recorded = lk.recorded("workers-2")
-    within = int(recorded.host_ns[10, 3]) + 1
-    rows = [[within, 10 - number, number] for number in range(len(places))]
-    lines = {"event": "lines", "pid": pid, "t_ns": 1, "places": dict(enumerate(places))}
-    path = recorded.save(tmp_path / "run.jsonl")
-    with path.open("a") as log:
-        log.write(json.dumps(lines | {"rows": rows}) + "\n")
-    return lk.load(path).lines
-
-
-def noted(work, loop=None, framed=False):
-    """Return the places that `work`, given what notes its stack, is at in the `loop`."""
-    places = Places()
-    places.loop = (loop or noted).__code__
-    places.framed = framed
-    work(lambda: places.number_of(sys._getframe(1)))
-    return list(places.fresh.values())
-
-
 def packaged(name, code):
     """Return what `code` defines, as if a package of that name had it."""
     names = {"__name__": name}
@@ -424,42 +299,6 @@ def packaged(name, code):
     exec(compile(code, file, "exec"), names)
     linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
     return names
-
-
-TQDM = """
-def bar(batches):
-    yield from batches
-
-
-def draw(note):
-    note()
-"""
-
-
-def test_a_progress_bar_that_waits_for_workers_does_not_log():
-    tqdm = packaged("tqdm", TQDM)
-
-    def waits(note):
-        batches = packaged("torch.utils.data", "def get(note):\n    yield note()\n")["get"]
-        next(tqdm["bar"](batches(note)))
-
-    assert noted(waits)[0].kind == "loader"
-    assert noted(tqdm["draw"])[0].kind == "logging"
-
-
-def test_samples_within_another_loader_of_the_body_are_its_own_with_the_loops_line(tmp_path):
-    def evaluate(note):
-        for _ in DataLoader([0], collate_fn=lambda _items: note()):
-            pass
-
-    lines = sampled(tmp_path, noted(evaluate)[0], pid=0)
-    assert lines.kind.tolist() == ["loader"]
-    loop = SimpleNamespace(lines=lines, spent=np.ones(40), drift=None)
-    evidence = Evidence("cpu", compute_share=0.9, body={"loader": 0.5}, loop=loop)
-    found = body.in_the_body(evidence, "loader")
-    assert (found.name, found.cause, found.lost_share) == ("host", "loader", 0.45)
-    assert "that loader is read in noted() (test_lines.py:" in found.evidence
-    assert "num_workers=2" in found.remedies[0].text
 
 
 # -- scripts that know nothing of it ---------------------------------------------------------------
@@ -567,3 +406,88 @@ def test_a_comparison_of_runs_draws_the_earlier_one_above_the_later_on_one_time_
     earlier, later, *_ = compared.plot().axes
     assert np.ptp(earlier.get_xlim()) == pytest.approx(np.ptp(later.get_xlim()))
     assert earlier.get_title(loc="left").startswith("before")
+
+
+# -- other programs --------------------------------------------------------------------------------
+
+BESIDE = {"event": "beside", "processes": [{"pid": 12, "name": "blender", "cores": 1.0}]}
+
+
+@pytest.mark.parametrize(
+    "work, cpu, line_cpu, first",
+    [
+        (("forward", "model()"), 1.0, 0.4, "unsure"),
+        (("python", "json.dumps()"), 1.0, 0.4, "host"),
+        (("forward", "model()"), 1.0, 0.02, "compute"),
+    ],
+)
+def test_other_programs_that_have_the_cores_come_first_and_a_line_stays_what_it_is(
+    work, cpu, line_cpu, first, tmp_path
+):
+    found = watched_loop(tmp_path, FLAT_MS, BESIDE, work=work, cpu=cpu, line_cpu=line_cpu)
+    found = found.diagnose()
+    what, why, do = str(found).split("\n")[:3]
+    assert found.bottleneck == first
+    others = "Other programs used 1.0 of 2 cores meanwhile: blender (pid 12)"
+    assert (others in what) == (cpu == 1.0)
+    if first == "unsure":
+        had = "44% of the time in which this program had work, others had its cores"
+        assert (had in why) == (line_cpu is not None)
+        assert do.startswith("Do: Stop the other work and run again.")
+
+
+# -- what is kept, and what is switched on --------------------------------------------------------
+
+
+def grown_in(loop):
+    """Return what is found to grow in a loop, which has itself looked at by what it is given."""
+    grown = Growth()
+
+    def look(step):
+        grown.look(sys._getframe(1), loop.__code__, step)
+        return {*grown.found}
+
+    loop(look)
+    return grown.found
+
+
+KEPT = {}
+
+
+def test_graphs_kept_in_a_list_of_a_dict_in_a_sum_and_in_a_hidden_state_are_named():
+    def loop(look):
+        logs = {"loss": [], "lr": 0.1}
+        rnn = torch.nn.GRU(4, 4)
+        hidden = cut = torch.zeros(1, 2, 4)
+        total = running = 0.0
+        for step in range(60):
+            out, hidden = rnn(torch.ones(3, 2, 4), hidden)
+            out, cut = rnn(torch.ones(3, 2, 4), cut)
+            cut = cut.detach()
+            loss = out.mean()
+            logs["loss"].append(loss)
+            total += loss
+            running += loss.item()
+            KEPT.setdefault("all", []).append(loss)
+            if step % 10 == 9:
+                look(step)
+
+    found = grown_in(loop)
+    assert {*found} == {'logs["loss"]', "hidden", "total", 'KEPT["all"]'}
+    lines = {name: each["line"] - loop.__code__.co_firstlineno for name, each in found.items()}
+    assert lines == {"hidden": 6, 'logs["loss"]': 10, "total": 11, 'KEPT["all"]': 13}
+    assert all(each["graph"] for each in found.values())
+
+
+def test_switches_are_read_in_the_process(monkeypatch):
+    assert switches_on() == set()
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    sys.setprofile(lambda *_: None)
+    try:
+        with torch.autograd.set_detect_anomaly(True), torch.profiler.profile():
+            on = switches_on()
+    finally:
+        sys.setprofile(None)
+    assert on == {
+        "CUDA_LAUNCH_BLOCKING", "a Python profiler", "anomaly mode", "torch's profiler",
+    }  # fmt: skip

@@ -1,26 +1,19 @@
 """What is said of a machine: its cards, those that torch cannot use, and their data sheets."""
 
 import os
-import shutil
-import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
 
-import numpy as np
 import psutil
 import pynvml
 import pytest
 import torch
 
-from labkit import quotas, spec
+from labkit import quotas
 from labkit.diagnosis.datasheets import card
 from labkit.instruments import devices, resources
 from labkit.instruments import machine as bench_machine
-from labkit.results.core_use import CoreUse
 from labkit.results.hardware import Machine
-from labkit.stamps import timeline
-from labkit.stamps.events import EventLog
-from labkit.watching import device_in_use
 
 FACTS = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}
 
@@ -29,13 +22,6 @@ def answer(monkeypatch, module, answers):
     """Have the functions of a module answer so, whatever they are asked."""
     for name, said in answers.items():
         monkeypatch.setattr(module, name, lambda *_, said=said, **__: said)
-
-
-def give(monkeypatch, name, **more):
-    """Give torch a card of that name."""
-    usual = {"uuid": "4f6e", "total_memory": 2**30, "multi_processor_count": 14}
-    card = SimpleNamespace(name=name, major=8, minor=0, **usual | more)
-    answer(monkeypatch, torch.cuda, {"get_device_properties": card})
 
 
 @pytest.mark.parametrize(
@@ -92,19 +78,6 @@ def test_auto_takes_the_card_with_the_least_memory_in_use(torch_with_cards, monk
     assert devices.find_device("auto").index == 0
 
 
-@pytest.mark.parametrize("held_bytes, kind", [(4096, "gpu"), (0, "cpu")])
-def test_a_loop_watched_on_an_accelerator_that_the_kit_does_not_know_is_not_called_the_cpus(
-    held_bytes, kind, monkeypatch
-):
-    module = Mock(**{"memory_allocated.return_value": held_bytes})
-    module.get_device_name.return_value = "Arc"
-    answer(monkeypatch, torch, {"get_device_module": module})
-    answer(monkeypatch, torch.accelerator, {"current_accelerator": torch.device("xpu")})
-    facts, clock = device_in_use.machine_and_clock(Mock())
-    assert facts["kind"] == kind and clock is None
-    assert (facts["name"] == "Arc (XPU)") == (kind == "gpu")
-
-
 def test_an_amd_card_is_named_and_not_measured_on(torch_with_cards, monkeypatch):
     torch_with_cards(1)
     monkeypatch.setattr(torch.version, "hip", "6.4")
@@ -113,15 +86,6 @@ def test_an_amd_card_is_named_and_not_measured_on(torch_with_cards, monkeypatch)
     here = Machine.from_dict(bench_machine.describe(torch.device("cuda", 0)))
     assert here.kind == "gpu" and here.name == "NVIDIA Card (ROCm)"
     assert here.compute_capability is None
-
-
-def test_nvml_is_asked_for_a_part_of_a_card_by_its_own_name(monkeypatch):
-    give(monkeypatch, "NVIDIA A100-SXM4-40GB MIG 1g.5gb")
-    asked = Mock(side_effect=pynvml.NVMLError_NotFound())
-    answer(monkeypatch, pynvml, dict.fromkeys(("nvmlInit", "nvmlSystemGetDriverVersion"), "550"))
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", asked)
-    assert bench_machine.describe(torch.device("cuda", 0))["uuid"] == "MIG-4f6e"
-    asked.assert_called_once_with("MIG-4f6e")
 
 
 def test_a_card_has_its_own_data_sheet_and_one_with_a_name_only_alike_has_none():
@@ -178,10 +142,6 @@ MACHINES = {  # (the process's groups, what is mounted, files): cores, why, all 
         ("0::/pod/app", V2, group_v2("/pod/app", "max") | group_v2("/pod", 400000, 500, 600)),
         (4, "quota", 500, 0),
     ),
-    "two and a half, and before it a mount without a source": (
-        ("0::/app", f"3 0 0:3 / /mnt rw - tmpfs  rw\n{V2}", group_v2("/app", 250_000)),
-        (3, "quota", 1000, 900),
-    ),
     "a quota of the root's, not this process's": (
         ("0::/app", V2, group_v2("/other", 100000)),
         (32, "affinity", 1000, 900),
@@ -222,37 +182,7 @@ def test_a_quota_is_what_the_machine_the_model_and_the_tuner_go_by(machine_with,
     assert quotas.free_ram_bytes() == 250
 
 
-@pytest.mark.parametrize("allowed, others", [(2, 0.0), (64, 40.0)])
-def test_what_others_do_on_cores_that_a_run_may_not_use_takes_nothing_from_it(allowed, others):
-    sample = {"t_ns": 1, "own_cpu": 2 / 64, "cpu": 42 / 64, "cpus": 64, "line_cpu": None}
-    run = Mock(steps=1, length_s=2.0, seconds=np.ones_like, telemetry=[sample])
-    run.machine.cpu_cores = allowed
-    assert CoreUse.of(run) == CoreUse(allowed, own=2.0, others=others)
-
-
 @pytest.mark.parametrize("shm_gib, is_small", [(0.06, True), (8.0, False)])
 def test_a_small_shared_memory_is_said_with_its_remedy(shm_gib, is_small):
     here = str(Machine.from_dict(FACTS | {"shm_gib": shm_gib}))
     assert ("small for loader workers" in here) == ("--shm-size=2g" in here) == is_small
-
-
-def test_a_mac_is_timed_by_waiting_since_to_read_its_events_waits_too(tmp_path, monkeypatch):
-    """In torch up to 2.13 an event of MPS that is read twice is waited for without end."""
-    waited = Mock()
-    monkeypatch.setattr(torch.accelerator, "synchronize", waited)
-    log = EventLog(tmp_path)
-    steps = timeline.make_timeline(log, tmp_path, torch.device("mps"))
-    assert "without waiting" in (tmp_path / "events.jsonl").read_text()
-    copied = steps.copied()
-    steps.computing()
-    assert steps.step(timeline.Step(0, copied, copied, copied, 4, torch.tensor(1.0))) >= copied
-    assert waited.call_count == 2
-
-
-def test_windows_has_no_launcher_of_ranks(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "win32")
-    answer(monkeypatch, shutil, {"which": None})
-    here = Machine.from_dict(bench_machine.describe(torch.device("cpu")))
-    assert not here.compiles and "needs a C++ compiler" in here.compile_lacks
-    with pytest.raises(RuntimeError, match="need Linux or macOS.*Use WSL"):
-        spec.Distributed(spec.Pipeline(), ranks=2)

@@ -1,7 +1,6 @@
 """`lk.measure`: a function of one's own on the bench, row by row."""
 
 import linecache
-import pickle
 import threading
 
 import cloudpickle
@@ -10,12 +9,7 @@ import torch
 from played_gpu import load
 
 import labkit as lk
-from labkit.bench import measure as bench_measure
 from labkit.bench import triton_kernels
-from labkit.view import function_panel, measuring
-from labkit.view.controls import Control
-from labkit.view.drawing import Drawing
-from labkit.view.function_payload import FunctionPayload
 
 FACTOR = 3  # of this "notebook"
 CPU = torch.device("cpu")
@@ -78,10 +72,7 @@ def locked():
         ("roofline", {}, "function"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_starts(
-    function, grid, why, monkeypatch
-):
-    monkeypatch.setattr(measuring, "launch", None)
+def test_what_cannot_be_measured_is_refused_before_anything_starts(function, grid, why):
     with pytest.raises(ValueError, match=why):
         lk.measure(function, **grid)
 
@@ -90,32 +81,6 @@ def recorded(folder, *events, **asked):
     """Load the record of a measurement."""
     spec = {"event": "spec", "version": 1, "run": "r", "pipeline": {}, **asked}
     return load(folder, [spec, *events])
-
-
-@pytest.mark.parametrize(
-    "event, why",
-    [
-        ({"event": "error", "kind": "DeviceBusy", "message": "in use by a run"}, "in use by a run"),
-        ({"event": "row", "kind": "mistake", "values": {"n": 8}}, "nobody said why"),
-    ],
-)
-def test_where_nothing_was_measured_the_error_says_why_as_far_as_the_record_does(
-    event, why, tmp_path, monkeypatch
-):
-    end = {"event": "end", "stop": None, "code": 1}
-    run = recorded(tmp_path, event, end, measure="product", points=[{"n": 8}])
-    monkeypatch.setattr(measuring, "launch", lambda *_args, **_more: run)
-    assert lk.measure(product, n=8, wait=False) is run
-    with pytest.raises(RuntimeError, match=f"product: .*{why}"):
-        lk.measure(product, n=8)
-
-
-@pytest.mark.parametrize(
-    "returned, why", [(3, "return a dict"), ({"ms": 1}, "a column of the bench's own")]
-)
-def test_what_a_function_may_return_is_said(returned, why):
-    failure = bench_measure.call(lambda bench: returned, {}, bench_measure.Bench(CPU), {})
-    assert failure.kind == "mistake" and why in failure.text
 
 
 def test_a_record_of_an_experiment_of_version_1_still_loads(tmp_path):
@@ -147,40 +112,7 @@ def test_a_triton_kernel_of_a_notebook_travels_with_its_source(monkeypatch):
     assert "2 * tl.load(x + place)" in cloudpickle.loads(packed).src
 
 
-def test_a_function_may_set_what_torch_keeps_in_a_module_of_its_own_kind():
-    def without_tf32(bench):
-        torch.backends.cudnn.allow_tf32 = False
-
-    assert pickle.loads(FunctionPayload(without_tf32).pickled)[0].__name__ == "without_tf32"
-
-
-def test_a_row_that_needs_a_compiler_says_what_is_missing(monkeypatch):
-    monkeypatch.setattr("labkit.instruments.compiling.compiler", lambda: None)
-    with pytest.raises(bench_measure.Skipped, match="needs a C\\+\\+ compiler"):
-        bench_measure.Bench(CPU).needs_compiler()
-
-
 # -- the panel of a function -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "values, kind, low, high",
-    [
-        ([0, 4], "int", 0, 8),
-        ([0.5, 2.0], "float", 0, 4),
-        ([-2, 3], "int", -4, 6),
-        ([False, True], "bool", None, None),
-        ([None, 2], "str", None, None),
-    ],
-)
-def test_an_axis_has_a_control_with_a_range_or_its_choices(values, kind, low, high):
-    knob = function_panel.knob_of("n", values, "product")
-    assert (knob.kind, knob.low, knob.high) == (kind, low, high)
-    assert Control(knob, values[0]).value == values[0]
-
-
-def test_an_axis_of_objects_has_no_control():
-    assert function_panel.knob_of("shape", [(2, 3)], "product") is None
 
 
 def row(n, ms):
@@ -199,15 +131,6 @@ def test_a_point_joins_the_rows_and_one_measured_again_replaces_its_own(tmp_path
         grid.add(measured_rows(tmp_path / f"point-{n}", row(n, ms)))
     assert dict(zip(grid.rows["n"], grid.rows["ms"], strict=True)) == {1: 10, 3: 30, 2: 25}
     assert len(grid) == 3 and grid.added[0].in_words == "30 ms"
-
-
-def test_a_title_may_be_computed(tmp_path):
-    now = measured_rows(tmp_path / "now", row(1, 5), row(2, 6))
-    drawing = Drawing("n", "ms", title=lambda rows: f"at best {rows['ms'].min():.0f} ms")
-    figure = drawing.figure(now)
-    assert figure.texts[0].get_text() == "at best 5 ms"
-    failing = Drawing("n", "ms", title=lambda rows: rows["none"])
-    assert "KeyError" in failing.figure(now).texts[0].get_text()
 
 
 def test_an_argument_named_as_one_of_measures_own_is_refused():

@@ -1,13 +1,11 @@
 """A Pipeline refuses what cannot be, and says what can."""
 
-import itertools
 import re
 
 import numpy as np
 import pytest
 
 import labkit as lk
-from labkit.bench.data import EndlessShuffle
 from labkit.spec import KNOBS
 from labkit.terminal import parse_settings
 
@@ -53,12 +51,3 @@ def test_settings_from_a_terminal_are_read_by_the_knob():
     for bad in ("num_workers", "num_workers=four", "pin_memory=perhaps", "speed=11"):
         with pytest.raises(ValueError, match=re.escape(bad.split("=")[0])):
             parse_settings([bad])
-
-
-def test_the_order_of_the_samples_is_the_seeds_and_ranks_share_it():
-    def first(count, seed=0, *shard):
-        return list(itertools.islice(iter(EndlessShuffle(60, seed, *shard)), count))
-
-    whole = first(200)
-    assert whole == first(200) and whole != first(200, 1)
-    assert whole[0::2] == first(100, 0, 0, 2) and whole[1::2] == first(100, 0, 1, 2)

@@ -13,8 +13,8 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 from played_gpu import CPU, END, GPU, MS
 
+from labkit import Pipeline
 from labkit.results.sweep import Sweep
-from labkit.spec import Pipeline
 from labkit.view.run_figure import curves
 from labkit.view.several_figures import draw_sweep
 
@@ -80,15 +80,6 @@ def test_the_figure_says_what_came_out_what_was_run_what_was_simulated_and_where
     assert "RECORDED" not in shown
 
 
-def test_a_figure_says_that_other_programs_had_the_cores(record):
-    def shown(cpu):
-        load = telemetry_of(own_cpu=0.3, cpu=cpu, line_cpu=0.0, cpus=2)
-        return texts(record(telemetry=load).plot())
-
-    assert "SHARED MACHINE: other programs used 1.2 of" in shown(0.9)
-    assert "SHARED" not in shown(0.35)
-
-
 def test_a_run_before_is_named_and_the_title_says_what_the_change_brought(record):
     figure = record(1, num_workers=4).plot(before=record())
     assert labels(figure.axes[-1].yaxis) == ["before", "this run"]
@@ -133,12 +124,6 @@ def test_missing_samples_of_an_instrument_are_gaps_never_zero(record):
     assert 0 not in nvml and 0 not in smi
     silent = telemetry_of(gpu_now=None, gpu=None)
     assert not curves(record(machine=GPU, telemetry=silent))
-
-
-def test_a_micro_batch_is_never_compared_with_a_whole_one(record):
-    micro = record(accumulation_steps=8)
-    figure = micro.plot(before=record(compute=80))
-    assert "80.0 → 80.0 ms" in texts(figure) and "mean update" in figure.axes[-1].get_xlabel()
 
 
 # -- on the page ---------------------------------------------------------------------------------
@@ -190,11 +175,3 @@ def test_a_sweep_stands_to_scale_and_names_have_bars(record):
     assert "num_workers=6: 3.0x the throughput of the slowest setting" in texts(figure)
     axes = swept(*runs, precision=["fp32", "bf16", "fp16"]).axes[0]
     assert labels(axes.yaxis) == ["fp32", "bf16", "fp16"] and len(axes.patches) == 3
-
-
-def test_runs_that_failed_or_were_not_run_are_gaps(record):
-    figure = swept(record(), failed(record, num_workers=2), num_workers=[0, 2, 4])
-    assert np.isfinite(figure.axes[0].lines[0].get_ydata()).tolist() == [True, False, False]
-    shown = texts(figure)
-    assert "1 not run" in shown and "no numbers: num_workers=2: RuntimeError" in shown
-    assert swept(num_workers=[0, 2])._repr_png_()

@@ -9,7 +9,7 @@ import pytest
 from test_trace import STEP, kernel
 
 import labkit as lk
-from labkit.diagnosis.judge import diagnose
+from labkit import diagnose
 from labkit.results import public_files, shipped
 from labkit.traces.file import TraceError
 from labkit.traces.public import FILE, LANES_FILE

@@ -5,23 +5,16 @@ import os
 import re
 import signal
 import sys
-import time
 
 import pytest
-import torch
 from helpers import processes_of, torch_segments, watched
 from planted import planted, wait_until
-from played_gpu import CPU, END, GPU, MS, load, written
+from played_gpu import CPU, END, GPU, MS, load
 
 import labkit as lk
-from labkit.diagnosis.rank_times import rank_times
-from labkit.diagnosis.rank_verdict import of_ranks
-from labkit.diagnosis.watched_script import judge_runs
-from labkit.instruments import devices
+from labkit import Pipeline
 from labkit.results.launch import launch
-from labkit.results.run import Run
-from labkit.spec import Distributed, Pipeline
-from labkit.view import script_words
+from labkit.spec import Distributed
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 MLP = Pipeline(dataset="array", model="mlp", width=64, depth=1, steps=40, xray=False, device="cpu")
@@ -99,107 +92,6 @@ def test_a_record_has_its_times_says_that_it_is_one_and_a_hostile_one_is_refused
 
 # -- the ranks of a script under `labkit watch`, by hand -----------------------------------------
 
-PLACES = {
-    0: ["backward", "", "train.py", 9, "<module>", "loss.backward()", None],
-    1: ["python", "", "train.py", 8, "metrics", "json.dumps()", None],
-    2: ["forward", "", "train.py", 7, "<module>", "model()", None],
-}
-
-
-def watched_rank(
-    folder,
-    rank,
-    parts,
-    steps=60,
-    *,
-    apart_ms=0,
-    trains=True,
-    loader="loader",
-):
-    """Write the run of one rank: `parts(step)` are its wait, Python, forward and backward, ms."""
-    path = folder / f"{rank}-1-{loader}"
-    path.mkdir()
-    place = ["train.py", 6 if trains else 2]
-    watched = {"loader": "DataLoader", "code": {"loader": loader}, "place": place}
-    lines = [
-        head("r", watched=watched),
-        {"event": "hello", "pid": rank},
-        {"event": "machine", **CPU},
-        {"event": "job", "pipeline": {}, "not_applied": {}, "unit": "samples"},
-        {"event": "begin", "warmup": 3},
-    ]
-    now = apart_ms
-    samples = []
-    for i in range(steps):
-        wait, python, forward, backward = parts(i)
-        ready = now + wait
-        end = ready + python + forward + backward
-        lines.append(step(i, now, ready, ready, end))
-        for n, start, ms in ((1, ready, python), (2, ready + python, forward)):
-            samples.append([(1000 + start) * MS + 1, ms * MS, n])
-        samples.append([(1000 + end) * MS - 1, backward * MS, 0])
-        now = end
-    lines.append({"event": "lines", "pid": rank, "places": PLACES, "rows": samples})
-    times = {"began": 1000 * MS, "ended": (1000 + now) * MS}
-    lines.append({"event": "pass", "n": 0, **times, "trains": trains})
-    written(path / "events.jsonl", [*lines, *END])
-    return Run(path)
-
-
-def evenly(*parts):
-    return lambda _step: parts
-
-
-def in_turn(first, second):
-    return lambda i: (first, second)[i % 2]
-
-
-def judged(folder, ranks):
-    runs = {n: watched_rank(folder, n, parts) for n, parts in enumerate(ranks)}
-    return of_ranks(runs, rank_times(runs))
-
-
-def test_of_zipped_loaders_that_of_the_loop_which_trains_and_waits_for_it_most_is_judged(tmp_path):
-    labelled = watched_rank(tmp_path, 0, evenly(1, 30, 5, 5), 62, loader="labelled")
-    unlabelled = watched_rank(tmp_path, 0, evenly(30, 1, 5, 5), loader="unlabelled")
-    longer = evenly(40, 1, 5, 5)
-    validation = watched_rank(tmp_path, 0, longer, 99, trains=False, loader="validation")
-    found = judge_runs([validation, labelled, unlabelled], 0, time.monotonic_ns())
-    assert found.run.path == unlabelled.path
-    findings = script_words.values_inside(found, headroom=False)["findings"]
-    assert {"input", "host"} == {each["name"] for each in findings}  # it validates for long, too
-
-
-LATE = (20, 0, 5, 10)
-EARLY = (0, 0, 5, 30)
-
-
-@pytest.mark.parametrize(
-    "ranks, bottleneck, rank, says",
-    [
-        ((evenly(1, 0, 5, 34), evenly(30, 0, 5, 5)), "input", 1, "waits for data for 30.0 ms"),
-        ((evenly(1, 20, 5, 5), evenly(1, 0, 5, 25)), "host", None, "json.dumps()"),
-        ((in_turn(EARLY, LATE), in_turn(LATE, EARLY)), "input", None, ""),
-    ],
-)
-def test_a_watched_script_has_one_verdict_for_all_ranks(tmp_path, ranks, bottleneck, rank, says):
-    all_ranks = judged(tmp_path, ranks)
-    found = all_ranks.verdict
-    assert (found.bottleneck, found.rank) == (bottleneck, rank), repr(found)
-    assert says in found.evidence
-    if rank is not None:
-        assert all_ranks.rank == rank and f"on rank {rank}" in found.headline
-
-
-def test_ranks_that_are_not_in_step_are_judged_alone(tmp_path):
-    runs = {
-        0: watched_rank(tmp_path, 0, evenly(1, 0, 9, 20)),
-        1: watched_rank(tmp_path, 1, evenly(40, 0, 9, 20), apart_ms=400),
-    }
-    found = of_ranks(runs, rank_times(runs))
-    assert found.verdict.rank is None and "not in step" in found.verdict.notes[-1]
-    assert found.own[1].bottleneck == "input"
-
 
 SCRIPT = """
 import zlib, torch, torch.distributed as dist
@@ -252,17 +144,6 @@ def test_bad_settings_are_refused_before_anything_starts(bad, says):
 
 
 # -- which device the ranks take, and the one process they are compared with ---------------------
-
-
-@pytest.mark.parametrize("count, kind", [(0, "cpu"), (1, "cpu"), (2, "cuda")])
-def test_two_ranks_use_cards_where_each_has_its_own(monkeypatch, count, kind):
-    monkeypatch.setattr(devices, "card_count", lambda: count)
-    here = torch.device("cuda:0" if count else "cpu")
-    monkeypatch.setattr(devices, "find_device", lambda wanted: here)
-    found, why = devices.of_rank("auto", 2, rank=1)
-    assert (found.type, found.index) == (kind, 1 if kind == "cuda" else None)
-    # is there a GPU that they do without?
-    assert ("2 ranks have 1 between them" in str(why)) == (count == 1)
 
 
 def test_ranks_on_the_cpu_are_not_compared_with_one_process_on_a_gpu(tmp_path):

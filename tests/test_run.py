@@ -10,14 +10,10 @@ import pytest
 from played_gpu import CPU, host_steps, lines_of, written
 
 import labkit as lk
+from labkit import Run
 from labkit.results.launch import launch
-from labkit.results.run import Run
-from labkit.results.sweep import Sweep
-from labkit.spec import Pipeline
 from labkit.stamps import events, step_ring
 from labkit.stamps.record import Tail
-from labkit.view.run_figure import step_parts
-from labkit.view.style import PARTS
 
 VERSION_1 = json.loads(Path(__file__).with_name("records_version_1.json").read_text())
 
@@ -46,15 +42,6 @@ def test_the_textbook_loop_is_a_sixth_busy_and_what_is_missing_or_noisy_is_said(
     assert run.noisy and f"NOISY: throughput varied by {run.spread:.0%} (IQR/median)" in repr(run)
 
 
-def test_a_run_says_how_long_it_waited_for_its_workers_to_start(tmp_path):
-    run, without = (
-        lk.load(write_record(tmp_path / "r.jsonl", wait_ms=600, workers=count)) for count in (2, 0)
-    )
-    assert run.startup_s == run.to_dict()["startup_s"] == pytest.approx(2 * 0.6)
-    assert "the loop waited 1.2 s for its workers to start" in repr(run)
-    assert without.startup_s is None
-
-
 @pytest.mark.slow
 def test_every_shipped_record_gives_the_numbers_it_gave_when_it_was_made():
     listed = [entry for entry in lk.recorded() if isinstance(entry.load(), lk.Run)]
@@ -63,8 +50,7 @@ def test_every_shipped_record_gives_the_numbers_it_gave_when_it_was_made():
     for name, entry in zip(names, listed, strict=True):
         result = entry.load()
         then = dict(VERSION_1[name])
-        found = result.diagnose()
-        assert found.bottleneck == then.pop("bottleneck"), name
+        del then["bottleneck"]  # test_golden.py has the verdicts
         middle = np.median(result.steps_ms, axis=0)  # then, the parts of a step were medians
         known = [then.pop("wait_ms"), then.pop("compute_ms")]
         assert middle[[0, 2]].tolist() == pytest.approx(known), name
@@ -72,7 +58,6 @@ def test_every_shipped_record_gives_the_numbers_it_gave_when_it_was_made():
         parts = result.wait_ms, result.copy_ms, result.compute_ms, result.other_ms
         assert sum(parts) == pytest.approx(result.step_ms, rel=1e-12)
         assert result.utilization == pytest.approx(result.compute_ms / result.step_ms)
-        assert step_parts(result, 1) == dict(zip(PARTS, parts, strict=True))
 
 
 @pytest.mark.slow
@@ -136,29 +121,3 @@ def test_a_record_of_a_newer_labkit_and_what_is_not_there_are_refused(tmp_path):
 
 
 # -- one after the other -------------------------------------------------------------------------
-
-
-class StandIn:
-    """A run that takes two looks to end."""
-
-    outcome = "running"
-
-    def __init__(self, pipeline):
-        self.asked = pipeline
-
-    def wait_or_raise(self, each):
-        each(self)
-        each(self)
-        self.outcome = "finished"
-
-    def stop(self):
-        self.outcome = "stopped"
-
-
-def test_an_interrupted_sweep_stops_the_run_that_goes_on_and_keeps_those_before_it():
-    looks = Mock(side_effect=[None] * 5 + [KeyboardInterrupt])
-    sweep = Sweep(Pipeline(), {"batch_size": [1, 2, 3, 4, 5]})
-    with pytest.raises(KeyboardInterrupt):
-        sweep.measure(StandIn, looks, begun=Mock())
-    ended = [(run.asked.batch_size, run.outcome) for run in sweep]
-    assert ended == [(1, "finished"), (2, "finished")] and len(sweep.settings) == 5

@@ -6,12 +6,10 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 import labkit as lk
+from labkit import Pipeline
 from labkit.results.script import whole_script
-from labkit.spec import Pipeline
-from labkit.tuning.set_up import tuner
 
 SHORT = {"steps": 6, "seconds": None, "xray": False, "device": "cpu", "width": 32, "depth": 2}
 SAME = {  # scripts whose losses are those of their run
@@ -95,12 +93,6 @@ def test_a_pipelines_script_has_what_its_device_can_do():
     assert 'torch.device("cuda")' in elsewhere
 
 
-def test_only_strict_fp32_switches_pytorchs_own_tf32_off():
-    sizes = {"device": "cuda", "width": 64, "depth": 4}
-    strict, plain = (lk.script(Pipeline(precision=kind, **sizes)) for kind in ("ieee", "fp32"))
-    assert "cudnn.allow_tf32 = False" in strict and "tf32" not in plain
-
-
 def test_scripts_are_formatted_and_import_what_they_use(tmp_path):
     for name, knobs in (SAME | ON_GPU).items():
         asked = Pipeline(dataset=knobs.get("dataset", "jpeg")).filled()
@@ -131,14 +123,3 @@ def test_a_script_is_shown_as_code_and_made_of_pipelines_only():
     for bad in (3, lk.recorded()):
         with pytest.raises(ValueError, match="give a Pipeline, or the Run of one"):
             lk.script(bad)
-
-
-def test_a_loader_is_tuned_from_its_own_settings_and_wrong_things_are_told_the_right_one():
-    data = torch.utils.data.TensorDataset(torch.zeros(64, 2))
-    loader = torch.utils.data.DataLoader(data, batch_size=8)
-    tuning = tuner(loader, seconds=1, max_workers=16).found
-    assert tuning.start["batch_size"] == 8 and "Up to 16 workers were tried" in tuning.notes[0]
-    with pytest.raises(ValueError, match="Run is not a dataset"):
-        lk.tune(lk.recorded("workers-0"))
-    with pytest.raises(TypeError, match=r"in lk.watch\(DataLoader\(dataset, batch_size=32\)\): "):
-        lk.watch(data)

@@ -9,7 +9,7 @@ import importlib
 import multiprocessing
 import os
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
@@ -17,10 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
-from labkit.bench import resolve_config
 from labkit.diagnosis.cause import asked
 from labkit.diagnosis.causes import loader
-from labkit.diagnosis.causes.launches import compiled, fused_optimizer, larger_batch
 from labkit.diagnosis.evidence import Batch, Epochs, Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding, Remedy
 from labkit.diagnosis.loader_code import ARGUMENTS, LoopCode
@@ -70,7 +68,6 @@ LOADERS = [
     "DataLoader(stream, batch_size=8)",
     "torch.utils.data.DataLoader(TensorDataset(torch.arange(64.0)), batch_size=8, shuffle=True)",
 ]
-PLAIN = LoopCode(loader="loader", call="DataLoader", arguments={"dataset": "data"})
 RESTARTED = Epochs(0.4, 900.0)
 CHANGES = [
     {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False},
@@ -139,13 +136,10 @@ def test_what_a_user_is_told_to_type_keeps_every_argument_that_does_not_change(m
 # Scripts that name torch's things otherwise, or not at all; each has its loader in `made`
 SCRIPTS = {
     "no torch": "from labkit_user import DataLoader, data, net, sgd\nmade = DataLoader(data, 8)",
-    "no loader class": "from labkit_user import data, net, sgd, make\nmade = make(data)",
     "another name": "from torch.utils import data as d\nfrom labkit_user import data, net, sgd\n"
     "made = d.DataLoader(data, 8)",
-    "own class": "from labkit_user import Loader, data, net, sgd\nmade = Loader(data, 8)",
     "inline data": "from labkit_user import DataLoader, list_of, net, sgd\n"
     "made = DataLoader(list_of(64), 8, collate_fn=lambda items: items)",
-    "no model": "from labkit_user import DataLoader, data\nmade = DataLoader(data, 8)",
 }
 STEP_CHANGES = [
     {"compile": "default"},
@@ -153,18 +147,13 @@ STEP_CHANGES = [
 ]
 
 
-class Loader(DataLoader):
-    pass
-
-
 @pytest.fixture
 def user_module(monkeypatch):
     module = ModuleType("labkit_user")
     net = nn.Linear(4, 2)
     module.__dict__.update(
-        Loader=Loader, DataLoader=DataLoader, data=TensorDataset(torch.arange(64.0)), net=net,
+        DataLoader=DataLoader, data=TensorDataset(torch.arange(64.0)), net=net,
         sgd=torch.optim.SGD(net.parameters(), lr=0.1), list_of=lambda n: list(range(n)),
-        make=lambda data: DataLoader(data, 8),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "labkit_user", module)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
@@ -219,17 +208,6 @@ def fed(**known):
     return worded(asked(loader.waiting_for_data, evidence), evidence)
 
 
-def test_the_model_is_looked_for_by_the_usual_names():
-    head = nn.Linear(4, 4)
-
-    def told(net=None, student=None, self=None, model=None):
-        return call_of(DataLoader(range(4)))["model"]
-
-    assert told(torch.compile(head, backend="eager"), student=head) == "net"
-    assert told(self=SimpleNamespace(net=head)) == "self.net"
-    assert told(student=head, model="resnet50") is None
-
-
 def test_the_advice_for_a_watched_loop_is_in_the_names_of_its_script():
     names = user_script("DataLoader(data, 8, shuffle=True, collate_fn=pad_together)")
     watched = "list(seen := watch(train_loader, live=False)) and seen.run.loop_code"
@@ -239,77 +217,6 @@ def test_the_advice_for_a_watched_loop_is_in_the_names_of_its_script():
         "    data, batch_size=8, shuffle=True, num_workers=4, collate_fn=pad_together\n"
         ")\n"
     )
-
-
-def test_workers_of_a_loop_with_short_passes_are_kept():
-    short = SimpleNamespace(passes=3, lines=None)
-    evidence = Evidence("cpu", knobs={"num_workers": 0}, use=CoreUse(2), loop=short)
-    kept = loader.set_num_workers.for_run(evidence)
-    assert kept.changes == {"num_workers": 2, "persistent_workers": True}
-
-
-def in_trainer(**asked):
-    """Return the evidence of a loop in a Trainer with these arguments."""
-    file = "/x/site-packages/transformers/trainer.py"
-    names = {"__name__": "transformers.trainer"}
-    exec(compile("def train(self, call, loader): return call(loader)", file, "exec"), names)
-    trainer = SimpleNamespace(args=SimpleNamespace(**asked))
-    found = names["train"](trainer, call_of, DataLoader([1, 2]))
-    return Evidence("gpu", code=LoopCode.of(found, trainer=True), knobs={"batch_size": 16})
-
-
-@pytest.mark.parametrize("cards", [1, 2])
-def test_a_model_on_several_cards_is_not_compiled_and_its_batch_is_that_of_all(cards):
-    model = nn.DataParallel(nn.Linear(4, 4))
-    model.device_ids = list(range(cards))
-    loop = Evidence("gpu", code=LoopCode.of(call_of(DataLoader(range(4)))))
-    trainer = in_trainer(n_gpu=cards)
-    for evidence in (loop, trainer):
-        assert bool(compiled.for_run(evidence)) == (cards == 1)
-    told = worded(Finding("launch", "gaps_between_kernels", 0.5, (), (larger_batch,)), trainer)
-    assert "batch of 64" in told.advice  # of all cards, the argument is that of one
-    assert f"per_device_train_batch_size={64 // cards})" in told.code
-
-
-@pytest.mark.parametrize(
-    "remedy, argument, used",
-    [
-        (compiled, "torch_compile=True", {"is_compiled": True}),
-        (fused_optimizer, "optim='adamw_torch_fused'", {"may_fuse": False}),
-    ],
-)
-def test_what_a_trainer_has_switched_on_is_not_advised(remedy, argument, used):
-    code = LoopCode(trainer=True, may_fuse=True)
-    told = remedy.for_run(Evidence("gpu", code=code))
-    assert code.lines(told.changes) == f"# TrainingArguments(..., {argument})\n"
-    assert remedy.for_run(Evidence("gpu", code=dataclasses.replace(code, **used))) is None
-
-
-@pytest.mark.parametrize(
-    "batches, sizes, mode",
-    [(1, 2, "reduce-overhead"), (2, 2, "default"), (1, 40, "default")],
-)
-def test_cuda_graphs_are_told_only_where_each_batch_is_an_update_and_few_sizes_are_met(
-    batches, sizes, mode
-):
-    evidence = Evidence("gpu", batches_an_update=batches, batch=Batch(sizes=sizes))
-    assert compiled.for_run(evidence).changes == {"compile": mode}
-
-
-def test_nor_does_a_bench_record_them_where_gradients_accumulate():
-    asked = lk.Pipeline(compile="reduce-overhead", accumulation_steps=8).to_dict()
-    cuda = torch.device("cuda")
-    job, dropped = resolve_config.resolve_config(asked, cuda, size_model=False, here=False)
-    assert job.compile == "default" and "overwrites gradients" in dropped["compile"]
-
-
-def test_a_knob_of_the_step_that_is_switched_off_needs_no_line():
-    off = {"non_blocking": False, "compile": None}
-    assert PLAIN.lines({"num_workers": 0} | off) == "loader = DataLoader(data, num_workers=0)\n"
-    unnamed = dataclasses.replace(PLAIN, arguments={"dataset": "loader.dataset"})
-    assert unnamed.lines({"num_workers": 2}).startswith("# below the line that makes loader now\n")
-    graphs = PLAIN.lines({"compile": "reduce-overhead"})
-    assert graphs.startswith("# model = torch.compile(model, mode='reduce-overhead'); save")
 
 
 def test_no_line_to_paste_drops_an_argument_or_names_what_is_not_there():
@@ -324,10 +231,11 @@ def test_no_line_to_paste_drops_an_argument_or_names_what_is_not_there():
 
 
 def test_a_trainers_user_is_given_a_line_that_changes_their_training_arguments():
-    code = LoopCode(trainer=True)
+    code = LoopCode(trainer=True, cards=2)
     finding = fed(use=CoreUse(2), code=code)
     assert finding.code == "# TrainingArguments(..., dataloader_num_workers=2)\n"
-    assert "(..., bf16=True)" in code.lines({"precision": "bf16"})
+    told = code.lines({"precision": "bf16", "batch_size": 64})  # of all cards: its argument of one
+    assert told == "# TrainingArguments(..., bf16=True, per_device_train_batch_size=32)\n"
 
 
 # A loop over features, which are no images, with every name that an example has

@@ -105,14 +105,3 @@ def test_a_notebook_that_asks_for_its_machine_has_a_standby_which_dies_with_its_
     kernel.kill()
     kernel.wait()
     wait_until(lambda: not processes_of(folder) and not os.path.exists(folder))
-
-
-def test_only_where_another_run_may_come_is_one_kept_ready(monkeypatch):
-    """A notebook's kernel and a prompt have `sys.ps1`; scripts and terminal commands do not."""
-    monkeypatch.delenv("LABKIT_WARM", raising=False)
-    monkeypatch.delattr(sys, "ps1", raising=False)  # IPython's, where an earlier test loaded it
-    assert not launcher.wanted()
-    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    assert launcher.wanted()
-    monkeypatch.setenv("LABKIT_WARM", "0")
-    assert not launcher.wanted()

@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-from unittest.mock import Mock
 
 import pytest
 from test_trace import STEP, kernel
@@ -16,7 +15,6 @@ import labkit as lk
 from labkit.__main__ import main
 from labkit.terminal import COMMANDS, PARSER
 from labkit.text import STEERS
-from labkit.tuning.search_result import Interrupted
 from labkit.view import display
 
 
@@ -102,10 +100,3 @@ def test_nothing_that_a_terminal_obeys_is_printed_whatever_names_a_file_has(tmp_
     said = capsys.readouterr()
     assert "\\x1b" in said.out and "\\x1b" in said.err
     assert not STEERS.search(said.out + said.err)
-
-
-def test_an_interrupt_prints_the_best_so_far_and_is_exit_code_130(monkeypatch, capsys):
-    best = Mock(winner=1, to_dict=lambda: {"best": 1})
-    monkeypatch.setattr("labkit.tune", Mock(side_effect=Interrupted(best)), raising=False)
-    assert main(["tune", "train:data", "--json"]) == 130
-    assert json.loads(capsys.readouterr().out) == {"best": 1}

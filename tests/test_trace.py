@@ -10,10 +10,10 @@ import pytest
 from test_plots import overflow
 
 import labkit as lk
+from labkit import trace
 from labkit.__main__ import main
 from labkit.traces import file as trace_file
 from labkit.traces.events import uses_tensor_cores
-from labkit.traces.read import TraceError, _of_event, trace
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 
@@ -112,16 +112,6 @@ def test_a_step_lasts_until_its_kernels_end_and_the_next_begins_there(read):
     assert (late.step_us, late.kernel_us) == (70, 10)  # it begins when older work has ended
 
 
-def test_a_last_step_without_its_kernels_is_left_out_and_without_marks_the_whole_span_is_one(read):
-    full = [STEP, step(100, 100)]
-    for i in range(1, 6):
-        full += launch(i, 10 * i), kernel(i, 50 + i, 1)
-    result = read([*full, launch(9, 110), kernel(9, 120, 1)])
-    assert result.steps == 1 and "Dropped the last 1 step:" in result.notes[0]
-    result = read(LADDER[1:])
-    assert result.step_us == 80 and "No ProfilerStep marks" in result.notes[0]
-
-
 def test_idle_time_has_its_cause(read):
     result = read(
         [
@@ -162,8 +152,6 @@ def test_host_work_outside_operators_is_not_launch_and_is_called_by_its_name(rea
 OPERATOR = {"External id": 3}
 COLLECTIVES = [
     [kernel(2, 20, 60, "ncclDevKernel_AllReduce_Sum_f32_RING_LL()")],
-    [kernel(2, 20, 60, "void rcclGenericKernel<1, false>(x*)")],
-    [kernel(2, 20, 60, "void vllm::cross_device_reduce_1stage<half, 8>(int)")],
     [op(20, 5, "nccl:all_reduce", **OPERATOR), kernel(2, 20, 60, "reduce", **OPERATOR)],
 ]
 
@@ -211,15 +199,8 @@ def test_the_file_says_rank_and_device_and_several_devices_are_busy_together(rea
     result = read({"distributedInfo": {"rank": 3}, **mi300, "traceEvents": work})
     assert (result.rank, result.device_name) == (3, "AMD Instinct MI300X")
     assert result.gpu_utilization == 0.6 and "2 devices" in result.notes[0]
-    with pytest.raises(TraceError, match=r"2 ranks \(processes 11, 12\): write one file per rank"):
+    with pytest.raises(ValueError, match=r"2 ranks \(processes 11, 12\): write one file per rank"):
         read([*LADDER[1:], step(0, 100, pid=11), step(0, 100, pid=12)])
-
-
-def test_graphs_are_seen_also_in_older_records_that_have_the_note_alone(read):
-    found = read([STEP, launch(1, 0, name="hipGraphLaunch"), kernel(1, 10, 10)])
-    stored = found.recorded()
-    assert stored.pop("cuda_graphs") and not read(LADDER).cuda_graphs
-    assert _of_event(stored) == found
 
 
 # -- several traces -------------------------------------------------------------------------------
@@ -242,27 +223,13 @@ def test_ranks_are_read_from_a_folder_or_an_archive(tmp_path, capsys):
     assert overflow(found.plot()) == [] == overflow(found.timeline())
     assert main(["trace", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ranks"][2]["busy"]["exposed_comm"] == 0.55
-    with pytest.raises(TraceError, match="several ranks"):
+    with pytest.raises(ValueError, match="several ranks"):
         found[0].compare(found)
     packed = Path(shutil.make_archive(tmp_path / "job", "gztar", folder))
     assert trace(packed).ranks == found.ranks
     packed.write_bytes(packed.read_bytes()[:200])
-    with pytest.raises(TraceError, match="damaged|cut short"):
+    with pytest.raises(ValueError, match="damaged|cut short"):
         trace(packed)
-
-
-def test_ranks_without_numbers_are_numbered_and_of_several_of_one_the_last_is_read(tmp_path):
-    for names, ranks, says in (
-        (("b.json", "a.json"), [(0, "a.json"), (1, "b.json")], "numbered"),
-        (("worker5.b.json", "worker5.a.json"), [(5, "worker5.b.json")], "several traces"),
-    ):
-        folder = tmp_path / says
-        folder.mkdir()
-        for name in names:
-            (folder / name).write_text(json.dumps(LADDER))
-        found = trace(folder)
-        assert [(each.rank, each.source) for each in found] == ranks
-        assert found.straggler is None and says in found.notes[0]
 
 
 def test_a_comparison_says_what_changed(tmp_path, capsys, monkeypatch):
@@ -294,14 +261,7 @@ def test_small_faults_are_mended_and_noted(read):
         assert [*each.class_us.values()] == LADDER_US
 
 
-def test_an_empty_folder_and_what_can_be_no_name_are_refused(tmp_path):
-    (tmp_path / "empty").mkdir()
-    for name, reason in {"empty": "no profiler trace", "nul\0byte": "cannot be"}.items():
-        with pytest.raises(TraceError, match=reason):
-            trace(tmp_path / name)
-
-
 def test_more_events_than_the_limit_are_refused(read, monkeypatch):
     monkeypatch.setattr(trace_file, "MAX_EVENTS", 3)
-    with pytest.raises(TraceError, match="more than 3"):
+    with pytest.raises(ValueError, match="more than 3"):
         read(GOOD)

@@ -1,4 +1,4 @@
-"""Whatever a trace file holds: one `TraceError`, or numbers that add up."""
+"""Whatever a trace file holds: one `ValueError`, or numbers that add up."""
 
 import gzip
 import json
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.traces.read import TraceError, trace
+from labkit import trace
 
 KINDS = [  # in the order of the classes
     ("kernel", "k"),
@@ -40,11 +40,11 @@ def path(tmp_path_factory):
 
 
 def read(path, content):
-    """Return the Breakdown, checked for sense, or None after a `TraceError` of one line."""
+    """Return the Breakdown, checked for sense, or None after a `ValueError` of one line."""
     path.write_bytes(content)
     try:
         result = trace(path)
-    except TraceError as error:
+    except ValueError as error:
         assert "fuzz.json" in str(error) and "\n" not in str(error)
         return None
     parts = result.class_us.values()

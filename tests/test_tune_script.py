@@ -22,8 +22,6 @@ from labkit.tuning.script_search import ScriptSearch
 from labkit.tuning.search_result import Tuning
 from labkit.tuning.settings import of_loader
 from labkit.tuning.trial import Outcome, Trial
-from labkit.watching import trial_hook
-from labkit.watching.trial_hook import Order
 
 SCRIPT = """
 import os, sys, time, torch
@@ -81,7 +79,10 @@ def left_over(folder):
 
 @pytest.mark.measures
 def test_a_script_is_run_as_it_is_then_with_workers_and_nothing_is_left(tmp_path):
-    bench = ScriptBench(command_of(tmp_path), 0.5)
+    kept = tmp_path / "folders"
+    first = f"folder = os.environ['LABKIT_TUNE_DIR']; open({str(kept)!r}, 'a').write(folder + ';');"
+    first += " open(folder + '/model.pt', 'w').close()"
+    bench = ScriptBench(command_of(tmp_path, first=first), 0.5)
     first = bench.look()
     assert bench.site.endswith("train.py:17") and bench.loader["num_workers"] == 0
     assert first.seen["ended"] == "window" and bench.batch_size == 4
@@ -89,14 +90,9 @@ def test_a_script_is_run_as_it_is_then_with_workers_and_nothing_is_left(tmp_path
     more = bench.measure({"num_workers": 4, "library_threads": 1}).rate
     ready = bench.measure({"ready": True}).rate
     assert 2 * alone < more < ready  # items that wait
-    processes, shared = left_over(tmp_path)
-    assert not processes and not shared
-
-
-def test_where_epochs_are_short_whole_ones_are_timed_with_the_start_of_their_workers(tmp_path):
-    parts = {"length": 80, "workers": 2, "epochs": 10_000}
-    seen = ScriptBench(command_of(tmp_path, **parts), 0.5).look().seen
-    assert seen["epochs"] and seen["batches"] % 20 == 0 and seen["seconds"] > 0.5
+    assert left_over(tmp_path) == ([], [])
+    folders = kept.read_text().split(";")[:-1]  # a scratch folder for each run
+    assert len({*folders}) == len(folders) and not any(map(os.path.exists, folders))
 
 
 def test_a_script_may_clean_up_once_and_is_killed_where_it_does_not_end(tmp_path, monkeypatch):
@@ -111,24 +107,12 @@ def test_a_script_may_clean_up_once_and_is_killed_where_it_does_not_end(tmp_path
     assert not processes and not shared
 
 
-def test_each_run_has_a_scratch_folder_of_its_own_that_goes(tmp_path):
-    kept = tmp_path / "folders"
-    first = f"folder = os.environ['LABKIT_TUNE_DIR']; open({str(kept)!r}, 'a').write(folder + ';');"
-    first += " open(folder + '/model.pt', 'w').close()"
-    bench = ScriptBench(command_of(tmp_path, first=first), 0.3)
-    bench.look()
-    bench.measure({"num_workers": 2})
-    one, other = kept.read_text().split(";")[:2]
-    assert one != other and not os.path.exists(one) and not os.path.exists(other)
-
-
 @pytest.mark.parametrize(
     "parts, said",
     [
         ({"first": "input('which one?')"}, "asks something on stdin"),
         ({"first": "raise OSError('no data')"}, "the script failed (exit code 1): OSError: no"),
         ({"length": 40}, "to compare: give it more epochs or data"),
-        ({"length": 0}, NO_STEP),
         ({"first": "feed_itself()"}, NO_STEP),
     ],
 )
@@ -137,15 +121,6 @@ def test_what_cannot_be_tuned_says_why(tmp_path, parts, said):
         ScriptBench(command_of(tmp_path, **parts), 0.3).look()
     assert said in str(refused.value)
     assert not left_over(tmp_path)[0]
-
-
-@pytest.mark.parametrize("seconds, do", [(200.0, "give --seconds 12, or"), (9.0, "more epochs")])
-def test_steps_too_slow_to_compare_are_told_from_a_loop_that_is_too_short(tmp_path, seconds, do):
-    bench = ScriptBench(command_of(tmp_path), 3.0)
-    seen = {"site": "train.py:9", "world": 1, "batches": 2, "steps": 5, "ended": "over"}
-    bench._run = lambda *_, **__: Outcome(seen=seen, seconds=seconds)
-    with pytest.raises(RuntimeError, match=f"made 5 steps in {seconds:.0f} s, .*{do}"):
-        bench.look()
 
 
 def test_a_command_that_is_none_is_refused_before_anything_runs():
@@ -285,41 +260,6 @@ def one_worker(knobs):
 def test_nothing_is_recommended_that_does_not_gain_in_pairs(rates, start, said):
     tuning, _ = searched(rates, start=start)
     assert not tuning.changes and not tuning.snippet and said in str(tuning)
-
-
-def test_a_setting_that_was_tried_in_vain_is_not_advised_and_no_column_is_empty():
-    tuning, _ = searched(one_worker, start=1)
-    remedies = [
-        SimpleNamespace(text="Store it smaller.", changes={}),
-        SimpleNamespace(text="", changes={"num_workers": 2}),
-    ]
-    said = ("What", "Why", "Do: Store it smaller. Or try num_workers=2. See a page.")
-    tuning.verdict = SimpleNamespace(
-        bottleneck="input", three_lines=said, findings=[SimpleNamespace(remedies=remedies)]
-    )
-    text = str(tuning)
-    assert text.endswith("Do: Store it smaller.") and "Or try" not in text
-    assert "predicted" not in text and "losses" not in text.splitlines()[1]
-    tuning, _ = searched(lambda knobs: 105 if knobs.get("ready") else 100)
-    tuning.verdict = SimpleNamespace(bottleneck="unsure", three_lines=("unsure", "", ""))
-    assert "unsure" not in str(tuning)  # the run was stopped by us
-
-
-def test_in_a_library_the_dataset_tells_which_loader_is_made():
-    order = Order(
-        site="", changes={}, ready=False, torch_threads=None, seconds=1.0, epochs=None, floor=None
-    )
-    tried = trial_hook.TriedScript(order, Path())
-    names = {"sys": sys}
-    code = compile("def make(): return sys._getframe()", "/x/site-packages/trainer.py", "exec")
-    exec(code, names)
-    training, validation, wrapped = [1], [2], [3]
-    site = tried.site_of(names["make"](), None, training)
-    assert tried.site_of(names["make"](), None, validation) is not site
-    assert tried.site_of(names["make"](), None, training) is site
-    own = tried.site_of(sys._getframe(), None, wrapped)
-    assert own.name.startswith(__file__) and "(" not in own.name
-    assert tried.site_of(names["make"](), None, wrapped) is own  # as accelerate's prepare() does
 
 
 def test_a_pair_with_other_neighbours_is_measured_again_and_a_shared_machine_is_said():

@@ -5,8 +5,6 @@ import gc
 import pickle
 import random
 import time
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -15,12 +13,9 @@ import torch
 from helpers import Waiting
 from torch.utils.data import DataLoader, Dataset
 
-import labkit as lk
-from labkit.instruments import sampler
+from labkit import watch
 from labkit.process import folders
-from labkit.view import watch_live, watch_shown
-from labkit.view.watch_live import watch
-from labkit.view.watch_shown import progress_line
+from labkit.view import watch_live
 from labkit.watching import recorder as recording
 
 pytestmark = pytest.mark.usefixtures("watches_end")
@@ -108,23 +103,11 @@ def test_waiting_and_body_are_told_apart_and_the_rest_is_not_claimed(starved):
     assert run.pipeline.batch_size == 4 and "loop body" in repr(run)
     with pytest.raises(ValueError, match="watched"):
         run.pipeline.but(num_workers=2)
-    assert "waiting for data" in progress_line(starved._recorder)
     diagnosis = starved.diagnose()
     assert diagnosis.bottleneck == "input"
     assert any("loop body" in note for note in diagnosis.notes)
     assert diagnosis.findings[0].expected is None and "Expect" not in diagnosis.advice
     assert "num_workers=2" in diagnosis.advice and "times as many steps" in diagnosis.advice
-    told = []
-    watch_shown.leave(SimpleNamespace(handle=None, final=told.append), run)
-    assert told[0].endswith("lk.tune(loader, step=...)")
-
-
-def test_a_body_that_is_not_sampled_is_said_not_to_be_seen(monkeypatch):
-    monkeypatch.setattr(sampler.Sampler, "_why_not", lambda _: "no timer here")
-    loop(unseen := quiet([torch.zeros(4)] * 24), body_s=0.03)
-    found = unseen.diagnose().findings[0]
-    assert (found.name, found.cause) == ("unsure", "body_not_seen")
-    assert "not seen: no timer here." in found.evidence
 
 
 def test_epochs_are_one_run_and_what_lies_between_them_does_not_count():
@@ -142,17 +125,6 @@ def test_epochs_are_one_run_and_what_lies_between_them_does_not_count():
 
 
 # -- every shape of loop -------------------------------------------------------------------------
-
-
-def test_nested_loops_each_have_their_run_and_every_batch():
-    outer = quiet(range(6))
-    inner = quiet(range(10))
-    for _ in outer:
-        loop(inner)
-    assert (outer.run.steps, inner.run.steps) == (6, 60)
-    four = range(4)
-    watched = quiet(four)
-    assert [(a, b) for a in watched for b in watched] == [(a, b) for a in four for b in four]
 
 
 def test_a_break_marks_the_run_and_the_next_pass_goes_on():
@@ -177,18 +149,6 @@ def test_an_exception_in_the_body_passes_untouched_and_is_in_the_run(problem, ou
     assert watched.run.outcome == outcome and str(problem) in (watched.run.error or "")
 
 
-def test_an_iterator_that_something_still_holds_has_its_pass_and_its_failure_in_the_run():
-    watched = quiet(range(50))
-    held = []  # as by a debugger, or for a moment by what samples the lines
-    for _ in range(4):
-        held.append(iter(watched))
-        next(held[-1])
-    assert len(watched.run.passes_ended) == 3
-    with pytest.raises(KeyError), watched:
-        raise KeyError("mine")
-    assert len(watched.run.passes_ended) == 4 and "mine" in watched.run.error
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sample_that_cannot_be_read_fails_as_without_a_watch_and_a_loop_may_go_on(workers):
     watched = quiet(DataLoader(Noise(bad=21), 4, num_workers=workers))
@@ -210,13 +170,6 @@ def test_a_loader_that_cannot_begin_fails_as_without_a_watch_and_is_explained():
     with pytest.raises(AttributeError, match="Can't pickle local object 'Local'"):
         loop(watched := quiet(Local([0])))
     assert watched.run.outcome == "failed" and "at the top of a module" in watched.run.error
-
-
-def test_a_batch_of_another_kind_is_a_step_as_well(capsys):
-    batches = [{"x": torch.ones(4, 3)}, None, {"x": torch.ones(2, 3)}, [torch.ones(3, 3)]]
-    assert len(loop(watched := quiet(batches))) == len(batches)
-    assert (watched.run.steps, watched.run.samples) == (4, 9)
-    assert not capsys.readouterr().err
 
 
 def test_an_iterator_that_is_used_up_gives_nothing_and_says_so(capsys):
@@ -272,31 +225,11 @@ def test_a_run_of_days_keeps_a_bounded_log_and_many_generators_few_watches(monke
     assert len(watch_live._open) <= watch_live.OPEN_MOST
 
 
-def test_a_model_given_to_a_loop_that_is_already_watched_is_the_one_that_is_counted():
-    batches = [torch.randn(4, 8)] * 40
-    loop(quiet(batches))
-    model = torch.nn.Linear(8, 1)
-    for batch in (watched := watch(batches, live=False, model=model)):
-        model(batch).sum().backward()
-    watched.close()
-    assert watched.run.event("work")["flops"] == 2 * 2 * 4 * 8  # no input's gradient
-    assert not model._forward_pre_hooks
-    with pytest.raises(TypeError, match=r"lk\.watch\(model=int\)"):
-        watch(batches, model=3)
-
-
-def test_an_anonymous_record_has_all_samples_and_no_folder(starved, tmp_path):
-    path = starved.run.save(tmp_path / "run.jsonl", anonymous=True)
-    assert len(lk.load(path).lines) == len(starved.run.lines)
-    text = path.read_text()
-    assert str(Path(__file__).parent) not in text
-
-
 # -- in a notebook -------------------------------------------------------------------------------
 
 CELL = """
 import time, sys
-from labkit.view.watch_live import watch
+from labkit import watch
 watched = watch(list(range(60)))
 for i in watched: time.sleep(0.02)
 """

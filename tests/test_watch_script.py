@@ -6,21 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import psutil
 import pytest
 from planted import wait_until
-from played_gpu import CPU, lines_of, written
 
 import labkit as lk
-from labkit.diagnosis.watched_script import one_batch_a_pass, runs_in
-from labkit.instruments import gpu_meter, telemetry
 from labkit.results.failures import with_remedy
-from labkit.view import watch_command
 from labkit.view.watch_command import watch_script
 from labkit.watching import foreground
 
@@ -33,7 +26,7 @@ posix_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has 
 def test_telemetry_is_no_child_of_the_script_and_does_not_outlive_it_when_it_is_killed(by):
     code = """
 import os, psutil, time
-from labkit.view.watch_live import watch
+from labkit import watch
 def telemetry():
     for each in psutil.process_iter(["cmdline", "cwd"]):
         if "labkit.instruments.telemetry" in (each.info["cmdline"] or ()):
@@ -54,7 +47,7 @@ for i in watch(range(10**9), live=False):
 
 SCRIPT = """
 import sys, time
-from labkit.view.watch_live import watch
+from labkit import watch
 batches = list(range(20))
 for epoch in range(2):
     for i in watch(batches):
@@ -104,29 +97,6 @@ def test_a_loop_that_makes_an_iterator_for_each_batch_is_told_to_keep_one(tmp_pa
     assert found["findings"][0]["cause"] == "one_batch_a_pass"
     assert "(train.py:5, 20 times)" in found["evidence"]
     assert "batches = iter(loader)" in found["findings"][0]["remedies"][0]["code"]
-
-
-def test_what_waits_for_data_is_told_how_to_tune_and_no_secret(
-    monkeypatch,
-):
-    judged = watch_command.Judged({"bottleneck": "input"}, "told")
-    monkeypatch.setattr(watch_command, "_recorded", lambda *_: (0, judged))
-    found, _ = watch_command.watch_script(["python", "/home/me/train.py", "--key=secret"])
-    assert found.text == "told\nto try settings on it: labkit tune -- <the same command>"
-
-
-@pytest.mark.parametrize("count, apart, costs", [(20, 6, True), (20, 400, False), (2, 6, False)])
-def test_a_glance_at_a_loader_or_a_little_cost_is_no_iterator_for_each_batch(
-    count, apart, costs, tmp_path
-):
-    passes = [
-        {"event": "pass", "n": number, "began": number * apart, "ended": number * apart + 5}
-        for number in range(count)
-    ]
-    folder = tmp_path / "0-1-loop"
-    folder.mkdir()
-    written(folder / "events.jsonl", lines_of(CPU, {"num_workers": 0}, *passes))
-    assert bool(one_batch_a_pass(runs_in(tmp_path))) == costs
 
 
 # -- a process in the script's place ---------------------------------------------------------------
@@ -188,17 +158,9 @@ def test_every_signal_reaches_the_script_once_whether_it_is_sent_to_us_or_to_our
     )
 
 
-@pytest.mark.slow
-@posix_signals
-def test_a_hangup_that_is_ignored_as_under_nohup_is_ignored_by_the_script():
-    code = "import signal; print('up\\n', signal.getsignal(signal.SIGHUP).name)"
-    ignored = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
-    assert "SIG_IGN" in begun(code, preexec_fn=ignored).stdout.read()
-
-
 COUNTS = """
 import os, time
-from labkit.view.watch_live import watch
+from labkit import watch
 print("up", flush=True)
 print(os.getpid(), flush=True)
 for i in watch(range(60), live=False): time.sleep(0.02)
@@ -330,7 +292,7 @@ def test_a_labkit_of_the_scripts_own_is_what_it_imports_and_is_watched_all_the_s
 
 WATCHED_TWICE = """
 import os, torch
-from labkit.view.watch_live import watch
+from labkit import watch
 from torch.utils.data import DataLoader
 net = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -350,36 +312,6 @@ def test_a_loop_that_the_script_watches_itself_has_one_record(tmp_path, labkit_c
     assert done.stderr.count("labkit") == 0
 
 
-def test_other_programs_that_compute_on_the_card_are_named(monkeypatch):
-    own = os.getpid()
-    other = os.getppid()
-    computing = [SimpleNamespace(pid=pid) for pid in (own, other)]
-    nvml = Mock()
-    nvml.nvmlDeviceGetComputeRunningProcesses.return_value = computing
-    monkeypatch.setattr(gpu_meter, "pynvml", nvml)
-    meter = gpu_meter.GpuMeter("GPU-0", own)
-    meter.ancestors = set()
-    assert meter.named_others() == [{"pid": other, "name": psutil.Process(other).name()}]
-    meter.ancestors = {other}  # the kernel that the run was started from
-    assert meter.named_others() == []
-
-
-def test_the_programs_that_use_most_of_the_cores_are_named_and_none_of_the_run(monkeypatch):
-    def process(pid, percent, *children):
-        return Mock(
-            pid=pid, **{"children.return_value": children, "cpu_percent.return_value": percent}
-        )
-
-    worker = process(51, 100.0)
-    run = process(50, 30.0, worker)
-    others = [process(1, 5.0), process(60, 40.0), process(61, 90.0)]
-    monkeypatch.setattr(telemetry.psutil, "process_iter", lambda: [run, worker, *others])
-    monkeypatch.setattr(telemetry, "name_of", {60: "chrome", 61: "python"}.get)
-    programs = telemetry.OtherPrograms([run])
-    found = [(each["pid"], each["name"], each["cores"]) for each in programs.read()]
-    assert found == [(61, "python", 0.9), (60, "chrome", 0.4)]
-
-
 def test_a_notebooks_dataset_that_workers_do_not_know_has_two_remedies_and_none_is_memory():
     for error in (
         "AttributeError: Can't get attribute 'Images' on <module '__main__' (built-in)>",
@@ -389,13 +321,3 @@ def test_a_notebooks_dataset_that_workers_do_not_know_has_two_remedies_and_none_
         assert ".py file" in text and "multiprocessing_context='fork'" in text
         assert "memory" not in text
     assert "out-of-memory" in with_remedy("Loader worker 7 was killed (signal SIGKILL).")
-
-
-def test_a_script_is_run_by_our_python_where_it_cannot_run_by_itself(tmp_path, monkeypatch):
-    (tmp_path / "train.py").write_text("raise SystemExit(7)\n")
-    monkeypatch.chdir(tmp_path)
-    for says in ("failed (exit code 7) before a training step was seen", "ZeroDivisionError"):
-        found, code = watch_script(["train.py"])
-        assert code == found.values["exit_code"] == 7 and says in found.text
-        assert found.values["command"] == [Path(sys.executable).name, "train.py"]
-        monkeypatch.setattr("labkit.view.watch_command._of_nothing", lambda *_: 1 / 0)

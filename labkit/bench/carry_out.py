@@ -79,7 +79,7 @@ def run_pipeline(order: RunOrder, device: torch.device, folder: Path, log: Event
         return
     xray.look(trainer, iterator, job, steps, folder, log)
     handoff.look(data.noise_batch(job), steps, log, trainer)
-    write_work(trainer, log)
+    write_work(job, device, log)
 
 
 def prepare(

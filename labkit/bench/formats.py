@@ -47,35 +47,13 @@ def using(name: str) -> Iterator[torch.dtype]:
         torch.set_float32_matmul_precision(before)
 
 
-def fp32_runs_in(work: str, device: torch.device) -> str:
-    """Return the format, "tf32" or "fp32", in which FP32 tensors are computed with on `device`.
-
-    `work`: "convolution" (TF32 unless switched off) or "product" of matrices (FP32 unless switched
-    on): PyTorch has a setting for each.
-    """
-    if why_not("tf32", device):
-        return "fp32"
-    convolution = work == "convolution"
-    newer = getattr(torch.backends.cudnn, "conv", None)
-    if newer is not None:
-        # PyTorch 2.9 and later: set under either name it is here, and the older names raise an
-        # error once the newer ones have been used
-        backend = newer if convolution else torch.backends.cuda.matmul
-        allowed = backend.fp32_precision == "tf32"
-    elif convolution:
-        allowed = torch.backends.cudnn.allow_tf32
-    else:
-        allowed = torch.get_float32_matmul_precision() != "highest"
-    return "tf32" if allowed else "fp32"
-
-
 def computes_in(precision: str, model: str, device: torch.device) -> str:
     """Return the format that most of a model's FLOPs run in: one that `lk.peaks` measures.
 
-    With "fp32" PyTorch's settings decide, by what the model mostly is: convolutions or products.
+    "fp32" leaves PyTorch's own settings: TF32 for convolutions where the card has it.
     """
-    if precision == "fp32":
-        return fp32_runs_in("convolution" if model == "cnn" else "product", device)
+    if precision == "fp32" and model == "cnn" and not why_not("tf32", device):
+        return "tf32"
     return "fp32" if precision == "ieee" else precision
 
 

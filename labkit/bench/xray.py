@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import gzip
+import itertools
+import math
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-from torch._C._autograd import _KinetoEvent
+import torch
+from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile as profiler
 from torch.autograd.profiler import record_function
+from torch.autograd.profiler_util import FunctionEvent
 
-from labkit.bench import handoff
+from labkit.bench import formats, handoff
 from labkit.bench.data import Batch
 from labkit.bench.loop import Trainer
-from labkit.bench.step_operators import summarise
-from labkit.bench.step_variants import other_settings
 from labkit.instruments import devices
 from labkit.instruments.optional import write_or_why
 from labkit.spec import Job
@@ -24,9 +29,24 @@ from labkit.stamps.events import XRAY_NAME, EventLog
 WINDOW = "labkit.compute"  # the mark around forward, backward and update
 MIN_STEPS = 20  # a run of fewer is a quick look: the x-ray would be a large part of it
 COST_S = 0.8  # about what it takes; kept free of a run that has a limit of some seconds
-MORE_STEPS = 4  # profiled after a first one has shown that they are cheap to read
-MANY_EVENTS = 12_000  # of one step
+STEPS = 4  # that are profiled; fewer where they take so long that reading them would be seconds
+PROFILED_S = 0.1
 LONGEST_STEP_S = 1.0  # no x-ray where a step takes longer
+ROUNDS = 7  # of steps in other settings
+BUDGET_S = 0.45  # for all rounds; at least two are done
+FEW_ROWS = 8  # of a batch: a quarter of it must have two, which normalising a batch needs
+
+TINY_US = 10  # an operator this short is mostly its own dispatch
+ELEMENTWISE = re.compile(
+    r"^aten::_?(foreach_)?(add|sub|mul|div|addc(mul|div)|lerp|sqrt|rsqrt|pow|neg|abs|exp|log|sin|cos|tanh"
+    r"|sigmoid|relu|gelu|silu|elu|hardtanh|threshold|clamp|clamp_min|where|maximum|minimum|fill|zero"
+    r"|copy|square|reciprocal|log1p|erf)(_backward)?_?$"
+)
+# Allocation and conversion: between two passes of a chain, and no end of it
+MEMORY = re.compile(r"^aten::_?(empty|to$|to_copy|clone|contiguous|zeros|ones|resize|new_)")
+# What is an operator: "aten::add", a compiled graph. All else marks a stretch of Python, autograd
+# or compiling, whose own time is not device work
+OPERATOR = re.compile(r"^(?!autograd::engine)\w+::\w|CompiledFxGraph")
 
 
 def keep_time(job: Job) -> None:
@@ -51,43 +71,140 @@ def look(
 
 def _xray(trainer: Trainer, batches: Iterator[Batch], folder: Path) -> dict[str, float | None]:
     """Return what a step is made of, and what it takes in other settings."""
-    loaded = next(batches)
-    images, labels = trainer.to_device(*loaded)
+    batch = trainer.to_device(*next(batches))
     start = time.perf_counter()
-    trainer.compute(images, labels, update=True)
+    trainer.compute(*batch, update=True)
     devices.finish(trainer.device)
     seconds = time.perf_counter() - start
     if seconds > LONGEST_STEP_S:
         raise RuntimeError(f"a step takes {seconds:.1f} s: too long to repeat")
-    found = profile(trainer, batches, loaded, folder)
-    return {**found, **other_settings(trainer, images, labels)}
-
-
-def profile(
-    trainer: Trainer, batches: Iterator[Batch], loaded: Batch, folder: Path
-) -> dict[str, float]:
-    """Profile real steps, keep their trace in `folder`, return what the calmest was made of."""
-    recorded, events = _recorded(trainer, [loaded])  # how much is to be read?
-    if len(events) < MANY_EVENTS:  # else one step has to do: reading more would take seconds
-        recorded, events = _recorded(trainer, [next(batches) for _ in range(MORE_STEPS)])
+    recorded = _recorded(trainer, batches)
     plain = folder / "xray.json"
     recorded.export_chrome_trace(str(plain))
     (folder / XRAY_NAME).write_bytes(gzip.compress(plain.read_bytes(), compresslevel=6))
     plain.unlink()
-    return summarise(events, WINDOW)
+    return {**summarise(recorded.function_events or []), **other_settings(trainer, *batch)}
 
 
-def _recorded(trainer: Trainer, batches: list[Batch]) -> tuple[profiler, list[_KinetoEvent]]:
+def _recorded(trainer: Trainer, batches: Iterator[Batch]) -> profiler:
     """Run some steps under the profiler inside torch.profiler, which imports the compiler."""
     device = "cuda" if trainer.device.type == "cuda" else None
     recorded = profiler(use_device=device, record_shapes=True, use_kineto=True)
     with recorded:
-        for step, loaded in enumerate(batches):
+        start = time.perf_counter()
+        for step in range(STEPS):
+            loaded = next(batches)
             with record_function(f"ProfilerStep#{step}"):  # torch.profiler's own mark
                 batch = trainer.to_device(*loaded)
                 with record_function(WINDOW):
                     trainer.compute(*batch, update=True)
             trainer.after_step()  # its kernels, if any, are none of the step's compute
+            if time.perf_counter() - start > PROFILED_S:
+                break
         devices.finish(trainer.device)  # its kernels must be in the trace
-    results = recorded.kineto_results
-    return recorded, [] if results is None else results.events()
+    return recorded
+
+
+def summarise(events: list[FunctionEvent]) -> dict[str, float | None]:
+    """Summarise what the calmest of the profiled steps was made of; times in µs."""
+    on_host = [event for event in events if event.device_type == DeviceType.CPU]
+    windows = [event.time_range for event in on_host if event.name == WINDOW]
+    if not windows:
+        raise ValueError("the profiler kept none of the steps")
+    window = min(windows, key=lambda span: span.elapsed_us())
+    operators = [
+        event
+        for event in on_host
+        if window.start <= event.time_range.start
+        and event.time_range.end <= window.end
+        and OPERATOR.search(event.name)
+    ]
+    operators.sort(key=lambda event: event.time_range.start)
+    own_us = [event.self_cpu_time_total for event in operators]
+    tiny_us = [each for each in own_us if each < TINY_US]
+    elementwise = [event for event in operators if ELEMENTWISE.search(event.name)]
+    took_us = window.elapsed_us()
+    return {
+        "steps": len(windows),
+        "tiny_ops": len(tiny_us),
+        "window_us": took_us,
+        "gap_us": max(0.0, took_us - sum(own_us)),  # no operator ran
+        "tiny_us": sum(tiny_us),
+        "elementwise_us": sum(event.self_cpu_time_total for event in elementwise),
+        "fusible_us": _fusible_us(operators),  # what chains of these save as one pass
+    }
+
+
+def _fusible_us(operators: list[FunctionEvent]) -> float:
+    """Return what fusing would save: of passes over the same data in a row all but the longest."""
+    passes = [each for each in operators if each.self_cpu_time_total >= TINY_US]
+    passes = [each for each in passes if not MEMORY.search(each.name)]
+    saved = 0.0
+    for (is_elementwise, _size), chain in itertools.groupby(passes, _kind_of_pass):
+        if is_elementwise:
+            times = [each.self_cpu_time_total for each in chain]
+            saved += sum(times) - max(times)
+    return saved
+
+
+def _kind_of_pass(operator: FunctionEvent) -> tuple[bool, int]:
+    """Return whether it is elementwise, and the elements of its largest input."""
+    shapes: Any = operator.input_shapes or ()  # that of a list of tensors is nested
+    sizes = [math.prod(n for n in shape if isinstance(n, int)) for shape in shapes]
+    return bool(ELEMENTWISE.search(operator.name)), max(sizes, default=0)
+
+
+def other_settings(
+    trainer: Trainer, images: torch.Tensor, labels: torch.Tensor
+) -> dict[str, float | None]:
+    """Time one step's compute as it is, with another batch, and in BF16, in turn; then compare.
+
+    `fixed_share` is the part (0 to 1) that does not grow with the batch. The weights move on.
+    What is compared are neighbours: a machine that others use has another speed a second later.
+    """
+    asked = trainer.job.precision
+    whole = len(labels)
+    # A quarter is quick, and least disturbed; but to a GPU it may be as much work as the whole
+    quick = trainer.device.type == "cpu" and whole >= FEW_ROWS
+    size = whole // 4 if quick else 2 * whole
+    rows = torch.arange(size, device=labels.device) % whole
+    resized = (images[rows], labels[rows])
+    others: dict[str, Callable[[], float]] = {}
+    if not trainer.job.compile:  # it would compile anew
+        others["resized"] = lambda: _timed(trainer, *resized, asked)
+        if asked in ("fp32", "ieee") and not formats.why_not("bf16", trainer.device):
+            others["bf16"] = lambda: _timed(trainer, images, labels, "bf16")
+    ratios: dict[str, list[float]] = {name: [] for name in others}
+    started = time.perf_counter()
+    for turn in range(1 + ROUNDS):
+        plain = _timed(trainer, images, labels, asked)
+        for name, timed in others.items():
+            ratios[name].append(timed() / plain)
+        if turn >= 2 and time.perf_counter() - started > BUDGET_S:
+            break
+    # the first of each warms up: on a GPU it loads kernels
+    times_as_long = {name: median(each[1:]) for name, each in ratios.items()}
+    fixed = None
+    if "resized" in times_as_long:  # of the straight line through both
+        share = size / whole
+        fixed = min(max((times_as_long["resized"] - share) / (1 - share), 0.0), 1.0)
+    return {
+        "fixed_share": fixed,
+        "bf16_speedup": 1 / times_as_long["bf16"] if "bf16" in times_as_long else None,
+    }
+
+
+def _timed(trainer: Trainer, images: torch.Tensor, labels: torch.Tensor, precision: str) -> float:
+    """Return how long one compute takes on the device, s."""
+    # On a CPU not the time in which others had the core
+    clock = time.thread_time if trainer.device.type == "cpu" else time.perf_counter
+    asked = trainer.job.precision
+    trainer.job.precision = precision
+    try:
+        devices.finish(trainer.device)
+        start = clock()
+        trainer.compute(images, labels, update=True)
+        devices.finish(trainer.device)
+        return clock() - start
+    finally:
+        trainer.job.precision = asked

@@ -22,9 +22,9 @@ from labkit.diagnosis.witnesses import Heat, Witness, deciding
 from labkit.instruments.growth import Grown
 from labkit.knobs import Setting
 from labkit.results.core_use import CoreUse
-from labkit.results.loader_records import Hang, LostCache
-from labkit.results.supply import FewSlow, MemoryGrowth
+from labkit.results.supply import FewSlow
 from labkit.results.wall_shares import WallShares
+from labkit.results.workers import Hang
 
 UNKNOWN: Any = None  # of a field that may not have been measured
 
@@ -140,9 +140,8 @@ class WorkerEvidence(Measures):
     in_line_share: float | Any = UNKNOWN  # of that time: without a core, on average of the workers
     idle_share: float | Any = UNKNOWN  # time in which the average worker had no batch to make
     library_threads: int = 0  # that compute in each beside its own; 0: none, or not counted
-    lost_cache: LostCache | Any = UNKNOWN
     busiest_over_mean: float | Any = UNKNOWN  # time at work of the busiest worker over the mean
-    memory: MemoryGrowth | Any = UNKNOWN
+    grew_gib: float | Any = UNKNOWN  # memory of their own since their first batch, all together
     hang: Hang | Any = UNKNOWN  # of a worker that had work, and finished no item
     item_wait_ms: float | Any = UNKNOWN
 

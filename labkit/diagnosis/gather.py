@@ -26,7 +26,7 @@ from labkit.instruments.card_formats import tensor_formats
 from labkit.results.core_use import CoreUse, mean_known
 from labkit.results.readings import readings
 from labkit.results.run import Run
-from labkit.results.supply import few_slow, memory_growth
+from labkit.results.supply import few_slow
 from labkit.stamps.event_shapes import fields_in
 from labkit.stamps.record import Event
 
@@ -114,10 +114,9 @@ def worker_evidence(run: Run) -> WorkerEvidence | None:
         in_line_share=fmean(worker.in_line_share for worker in workers) or None,
         idle_share=seen.idle_share,
         library_threads=max(worker.library_threads for worker in workers),
-        lost_cache=seen.lost_cache,
         busiest_over_mean=max(busy_ms) / fmean(busy_ms),
         hang=None if hang is None or hang.worker is None else hang,  # the loop's own
-        memory=memory_growth(seen.events),
+        grew_gib=seen.grew_gib,
         item_wait_ms=fmean(max(0.0, w.item_ms - w.item_cpu_ms) for w in workers),
     )
 
@@ -148,7 +147,7 @@ def _slow_items(run: Run) -> SlowItems | None:
     if cost is None:
         return None
     indices = tuple(dict.fromkeys(item.index for item in run.workers.slowest))
-    lines = run.lines.worst(run.lines.while_made(cost.batches)) if run.samples_of_lines else ()
+    lines = run.lines.rows(run.lines.while_made(cost.batches))[:3]
     return SlowItems(cost, indices, lines)
 
 

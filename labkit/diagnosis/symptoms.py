@@ -15,10 +15,8 @@ UNDERSCORED_IN_JSON = (
     "hand_over",
     "slow_line",
     "workers_restart",
-    "lost_cache",
     "cold_start",
     "memory_growth",
-    "one_by_one",
     "between_epochs",
 )
 SAID = {"hand_over": "sending batches"}  # of a cause whose key says it less plainly

@@ -85,10 +85,8 @@ FEWEST_LINES = 20  # samples, of loading, that may speak for lines
 COMPUTES = 0.8  # CPU time over wall time of a worker that hardly ever waits
 IN_LINE = 0.1  # of its time without a core: worth a word
 MOSTLY_WAITS = 0.5  # and below this it is said to wait
-CACHED = 0.5  # of a worker's items, that its cache has when the worker ends
 WORKERS_REST = 0.5  # of the time without work, while the loop waits
 SLOW_SHARE = 0.3  # of preparing items, in a few slow ones; or of the waiting, for their batches
-STUCK_S = 1.0  # for which an item waits: longer than any queue
 # Idle share of workers from which delivery out of order gains: at 0.37 it brought 1.7x, at 0.05
 # nothing (two loops that are in the repository's history)
 REST_BEHIND = 0.1

@@ -11,7 +11,7 @@ from labkit.diagnosis.hot_lines import Lines
 from labkit.results.run import Run
 from labkit.stamps.step_classes import body_seconds
 
-# Parts of a loop's body, of those in `sampled_stacks.PART_OF_KIND`, in which the host gives the
+# Parts of a loop's body, of those in `hot_lines.PART_OF_KIND`, in which the host gives the
 # device nothing to do
 HOST_ALONE = ("python", "logging", "waiting", "loader")
 

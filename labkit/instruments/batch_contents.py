@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 from labkit.instruments.before_calls import held
@@ -34,46 +34,38 @@ def is_array(part: object) -> bool:
     return (type(part).__module__, type(part).__name__) in ARRAYS
 
 
-def mapping_in(batch: object) -> dict[Any, Any] | None:
-    """Return the dict that a batch is or, as a UserDict, has as its `data`; None of another."""
-    if issubclass(type(batch), dict):
-        return batch  # pyright: ignore[reportReturnType]
-    data = held(batch).get("data")
-    return data if type(data) is dict else None
-
-
-def parts_of(batch: Any) -> list[tuple[object, object]] | None:
-    """Return the parts of a container or dataclass with what leads to each; None of others."""
-    mapping = mapping_in(batch)
-    if mapping is not None:
-        return [(key, part) for key, part in dict.items(mapping) if type(key) in (str, int)]
+def parts_of(batch: Any) -> dict[Any, Any] | None:
+    """Return the parts of a container or dataclass by what leads to each; None of others."""
     for kind in (list, tuple):
         if issubclass(type(batch), kind):
-            return list(enumerate(kind.__iter__(batch)))
-    return list(held(batch).items()) if "__dataclass_fields__" in vars(type(batch)) else None
+            return dict(enumerate(kind.__iter__(batch)))
+    kept = held(batch)
+    mapping: Any = batch if issubclass(type(batch), dict) else kept.get("data")  # of a UserDict
+    if issubclass(type(mapping), dict):
+        return {key: part for key, part in dict.items(mapping) if type(key) in (str, int)}
+    return kept if "__dataclass_fields__" in vars(type(batch)) else None
 
 
 def part_at(batch: object, keys: Keys) -> Any:
-    """Return the part that some keys lead to; LookupError or TypeError where there is none."""
+    """Return the part that some keys lead to; LookupError where there is none."""
     part: Any = batch
     for key in keys:
-        built_in = type(part) in (dict, list, tuple)
-        part = part[key] if built_in else dict(parts_of(part) or ())[key]
+        part = (part if type(part) in (dict, list, tuple) else parts_of(part) or {})[key]
     return part
 
 
 def leaves(batch: object) -> Iterator[object]:
     """Yield what is in a batch, however deep in lists, tuples and mappings."""
-    return (part for part, _ in _leaves(batch, ()))
+    return (part for part, _ in leaves_with_keys(batch))
 
 
-def _leaves(batch: object, keys: Keys) -> Iterator[tuple[Any, Keys]]:
+def leaves_with_keys(batch: object, keys: Keys = ()) -> Iterator[tuple[Any, Keys]]:
     """Yield every part of a batch that is no container, and the keys that lead to it."""
     parts = parts_of(batch)
     if parts is None:
         yield batch, keys
-    for key, part in parts or ():
-        yield from _leaves(part, (*keys, key))
+    for key, part in (parts or {}).items():
+        yield from leaves_with_keys(part, (*keys, key))
 
 
 def counter_for(batch: object, batch_size: int | None) -> Callable[[Any], int] | None:
@@ -103,30 +95,15 @@ def _counted_in(batch: Any, batch_size: int | None) -> Keys | None:
     """Return what leads to that whose length is the count of samples; None where it is unknown."""
     if is_array(batch):
         return () if len(batch.shape) else None
-    parts = parts_of(batch)
-    if not parts:
-        return None
-    is_mapping = mapping_in(batch) is not None
-    if len(parts) == batch_size and not is_mapping:
+    parts = parts_of(batch) or {}
+    is_list = issubclass(type(batch), (list, tuple))
+    if is_list and len(parts) == batch_size:
         return ()
-    for key, part in parts:
+    for key, part in parts.items():
         inner = _counted_in(part, batch_size)
         if inner is not None:
             return (key, *inner)
-    return () if issubclass(type(batch), list) else None
-
-
-def bytes_along(places: Sequence[Keys]) -> Callable[[Any], int]:
-    """Return what gives the bytes of the arrays that some keys lead to; 0 of a batch without."""
-
-    def measure(batch: Any) -> int:
-        try:
-            found = [part_at(batch, keys) for keys in places]
-        except (LookupError, TypeError):  # a batch of another kind is no reason to stop recording
-            return 0
-        return sum(int(array.nbytes) for array in found) if all(map(is_array, found)) else 0
-
-    return measure
+    return () if parts and issubclass(type(batch), list) else None
 
 
 def large_arrays(batch: object) -> tuple[Any, list[Keys]]:
@@ -134,9 +111,18 @@ def large_arrays(batch: object) -> tuple[Any, list[Keys]]:
 
     ValueError where there is none.
     """
-    found = [(part, keys) for part, keys in _leaves(batch, ()) if is_array(part)]
+    found = [(part, keys) for part, keys in leaves_with_keys(batch) if is_array(part)]
     largest, _ = max(found, key=lambda each: each[0].nbytes)
     return largest, [keys for array, keys in found if 4 * array.nbytes >= largest.nbytes]
+
+
+def bytes_at(batch: object, places: Iterable[Keys]) -> int:
+    """Return the bytes of the arrays that some keys lead to; 0 of a batch of another kind."""
+    try:
+        arrays = [part_at(batch, keys) for keys in places]
+    except (LookupError, TypeError):  # no reason to stop recording
+        return 0
+    return sum(int(array.nbytes) for array in arrays) if all(map(is_array, arrays)) else 0
 
 
 def dtype_of_most(arrays: Iterable[Any]) -> str | None:
@@ -161,19 +147,14 @@ def padding_of(batch: object) -> tuple[float, float] | None:
     matrices = [each[:64] for each in tensors if each.dim() == 2 and each.is_cpu and len(each)]
     whole = (torch.uint8, torch.int16, torch.int32, torch.int64)
     texts = [each for each in matrices if each.dtype in whole and each.shape[1] >= LEAST_TOKENS]
-    if not texts:
+    masks = [each for each in matrices if ((each == 0) | (each == 1)).all()]
+    tokens = next((each for each in texts if not any(each is mask for mask in masks)), None)
+    if tokens is None:
         return None
-    tokens = next((each for each in texts if not _is_mask(each)), texts[0])
-    others = [each for each in matrices if each is not tokens and each.shape == tokens.shape]
-    filler = _filler(tokens, [each for each in others if _is_mask(each)])
+    filler = _filler(tokens, [each for each in masks if each.shape == tokens.shape])
     if filler is None or not 0 < filler.sum() < filler.numel():
         return None
     return float(filler.mean(dtype=torch.float32)), float(filler.all(0).mean(dtype=torch.float32))
-
-
-def _is_mask(matrix: Any) -> bool:
-    """Return whether a matrix has only zeros and ones, or is of truth values."""
-    return bool(((matrix == 0) | (matrix == 1)).all())
 
 
 def _filler(tokens: Any, masks: list[Any]) -> Any:

@@ -11,13 +11,11 @@ import re
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
-from types import CodeType, FrameType, ModuleType
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 from labkit.instruments import stack
 from labkit.instruments.batch_contents import is_array
-from labkit.instruments.before_calls import held
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
@@ -48,14 +46,13 @@ class Mark:
         self.step = step
 
 
-@dataclass
-class Seen:
+class Seen(NamedTuple):
     """What a variable was when it was looked at last, and how it came to that."""
 
     container: int  # its id: a list that is made anew, as for each episode, has another
     first_size: int
     size: int
-    rises: int = 0
+    rises: int
 
 
 class Growth:
@@ -76,41 +73,25 @@ class Growth:
         for name, value in _kept_in(around | stack.variables(frame)):
             node = _graph_of(value)
             if type(value) in SIZED:
-                has_grown = self._has_grown(name, len(cast(list, value)), id(value))
-            elif node is not None and ("." in name or _line_of(name, False, loop)):
+                seen = self._compare(name, len(cast(list, value)), id(value))
+            elif node is not None and _line_of(name, value, loop):
                 # else it is `loss`, which is in the graph that `total` keeps
-                has_grown = self._has_grown(name, self._steps_kept(name, node, step), 0)
+                seen = self._compare(name, self._steps_kept(name, node, step), 0)
             else:
                 continue
-            if has_grown:
-                self.found[name] = self._grown(name, value, loop)
+            if seen.rises >= RISES and seen.size >= max(LEAST_GROWN, 2 * seen.first_size):
+                self.found[name] = _grown(name, value, seen, loop)
 
-    def _has_grown(self, name: str, size: int, container: int) -> bool:
+    def _compare(self, name: str, size: int, container: int) -> Seen:
         """Compare the size of a variable with what it was before."""
-        seen = self.seen.get(name)
-        if seen is None or size < seen.size or container != seen.container:
-            self.seen[name] = Seen(container, size, size)
+        before = self.seen.get(name)
+        if before is None or size < before.size or container != before.container:
             self.found.pop(name, None)
-            return False
-        seen.rises += size > seen.size
-        seen.size = size
-        return seen.rises >= RISES and size >= max(LEAST_GROWN, 2 * seen.first_size)
-
-    def _grown(self, name: str, value: object, loop: CodeType) -> Grown:
-        seen = self.seen[name]
-        last = _last(value)
-        is_container = last is not value
-        parts = last if type(last) in (list, tuple) else [last]
-        return {
-            "name": name,
-            "graph": _graph_of(last) is not None,
-            "before": seen.first_size,
-            "after": seen.size,
-            "bytes": seen.size * sum(map(_bytes, parts)) if is_container else None,
-            "file": loop.co_filename,
-            "function": "<module>" if "." in name else loop.co_name,
-            "line": _line_of(name, is_container, loop) or loop.co_firstlineno,
-        }
+            seen = Seen(container, size, size, 0)
+        else:
+            seen = before._replace(size=size, rises=before.rises + (size > before.size))
+        self.seen[name] = seen
+        return seen
 
     def _steps_kept(self, name: str, node: Node, step: int) -> int:
         """Return over how many steps a tensor's graph reaches back, as far as the looks tell."""
@@ -121,8 +102,23 @@ class Growth:
         return step - oldest.step + 1
 
 
+def _grown(name: str, value: object, seen: Seen, loop: CodeType) -> Grown:
+    last = _last(value)
+    parts = last if type(last) in (list, tuple) else [last]
+    return {
+        "name": name,
+        "graph": _graph_of(last) is not None,
+        "before": seen.first_size,
+        "after": seen.size,
+        "bytes": seen.size * sum(map(_bytes, parts)) if last is not value else None,
+        "file": loop.co_filename,
+        "function": loop.co_name,
+        "line": _line_of(name, value, loop) or loop.co_firstlineno,
+    }
+
+
 def _kept_in(variables: dict[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield the variables of a loop, with the lists of a dict, and graphs in other objects."""
+    """Yield the variables of a loop, with the lists of a dict."""
     for name, value in variables.items():
         if name.startswith("_"):
             continue
@@ -131,10 +127,6 @@ def _kept_in(variables: dict[str, object]) -> Iterator[tuple[str, object]]:
             for key, part in list(value.items()):
                 if type(key) is str and type(part) in SIZED:
                     yield f'{name}["{key}"]', part
-        elif name != "self" and not issubclass(type(value), ModuleType):
-            for key, part in list(held(value).items()):
-                if _graph_of(_last(part)) is not None:
-                    yield f"{name}.{key}", part
 
 
 def _last(value: Any) -> Any:
@@ -161,18 +153,16 @@ def _graph_of(value: Any) -> Node | None:
     return value.grad_fn if is_array(value) and stack.is_a(value, "torch", "Tensor") else None
 
 
-def _line_of(name: str, is_container: bool, code: CodeType) -> int:
-    """Return the last line that makes a variable larger, as far as its text tells; 0 without one.
+def _line_of(name: str, value: object, code: CodeType) -> int:
+    """Return the last line of a function that makes a variable larger, by its text; 0 without one.
 
-    It is in the loop's function; of an attribute, anywhere in its file.
+    That is `kept.append(loss)` or `kept[step] = loss`; `total += loss` or `out, h = rnn(x, h)`.
     """
     word = re.findall(r"\w+", name)[-1]
-    how = rf"=.*\b{word}\b"  # total += loss; out, h = rnn(x, h)
-    if is_container:
-        how = r"\.(?:append|extend|add|update|insert)\(|\]\s*=[^=]"
-    grows = re.compile(rf"\b{word}\b.*(?:\+=|{how})")
-    file = code.co_filename
+    how = rf"\+=|=.*\b{word}\b"
+    if type(value) in SIZED:
+        how = r"\.(?:append|extend|add|update|insert)\(|\]\s*=[^=]|\+="
+    grows = re.compile(rf"\b{word}\b.*(?:{how})")
     numbers = {line for *_, line in code.co_lines() if line and line != code.co_firstlineno}
-    if "." in name:
-        numbers = set(range(1, len(linecache.getlines(file)) + 1))
-    return max((n for n in numbers if grows.search(linecache.getline(file, n))), default=0)
+    lines = ((n, linecache.getline(code.co_filename, n)) for n in numbers)
+    return max((n for n, text in lines if grows.search(text)), default=0)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import functools
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from labkit.instruments.loader_progress import COLLATING, IDLE, IN_BODY, WAITING, Busy, progress_in
 from labkit.instruments.messages import say
-from labkit.process.thinning import Thinning
-from labkit.stamps.events import FILE_NAME, MANY, EventLog, events_named, now_ns
+from labkit.stamps.events import FILE_NAME, EventLog, events_named, now_ns
 
 LEAST_S = 10.0  # without any progress: less is not called a hang
 LEAST_TIMES = 10.0  # the usual step, without any progress: less is not called a hang
@@ -24,10 +22,6 @@ FIRST_S = 30.0  # before there is a usual one: workers start, models compile
 BODY_S = 60.0  # in the body of the loop, which may validate or save
 AGAIN_TIMES = 6.0  # longer, before it is said again
 LOOK_S = 1.0
-ON_ITS_WAY = (
-    "the loop waits, and no worker has anything to do: a batch is on its way. Look at the space in "
-    "/dev/shm, the pin-memory thread and what a batch holds."
-)
 
 
 @dataclass(frozen=True)
@@ -51,52 +45,53 @@ class LiveHang:
         return values
 
 
-def hang_in(folders: Iterable[Path], now: int, resumed_ns: int = 0) -> LiveHang | None:
-    """Return the hang of a script's loops, each with its folder; None while anything moves.
-
-    What was stopped (Ctrl-Z) until `resumed_ns` could not move before.
-    """
+def hang_in(folders: Iterable[Path], now: int) -> LiveHang | None:
+    """Return the hang of a script's loops, each with its folder; None while anything moves."""
     busy = [each for folder in folders for each in progress_in(folder)]
     loops = [each for each in busy if each.who == "loop" and each.state != IDLE]
     if not loops:
         return None
     # of nested loops the inner one, which waits; else the one that moved last
     loop = max(loops, key=lambda each: (each.state == WAITING, each.since_ns))
-    moved_ns = max(resumed_ns, *(each.since_ns for each in busy))
-    seconds = (now - moved_ns) / 1e9
+    seconds = (now - max(each.since_ns for each in busy)) / 1e9
     least = BODY_S if loop.state == IN_BODY else LEAST_S if loop.usual_ns else FIRST_S
     if seconds < max(least, LEAST_TIMES * loop.usual_ns / 1e9):
         return None
-    at = loop
-    if loop.state == WAITING:  # for what has made its batch for longest
-        others = [each for each in busy if each.folder == loop.folder and each is not loop]
-        making = (each for each in others if each.state != IDLE)
-        at = min(making, key=lambda each: each.since_ns, default=loop)
-    return _hang_of(at, seconds)
+    if loop.state != WAITING:
+        line = line_of(loop)
+        return _hang(loop, seconds, f"the loop's body goes on{line and f', in {line}'}.", line)
+    making = [
+        each
+        for each in busy
+        if each.folder == loop.folder and each.who != "loop" and each.state != IDLE
+    ]
+    if making:  # the loop waits for what has made its batch for longest
+        return _hang_of_batch(min(making, key=lambda each: each.since_ns), seconds)
+    text = "the loop waits, and no worker has anything to do: a batch is on its way. Look at the "
+    text += "space in /dev/shm, the pin-memory thread and what a batch holds."
+    return _hang(loop, seconds, text)
 
 
-def _hang_of(busy: Busy, seconds: float) -> LiveHang:
-    """Return the hang that a process is busy with, and say what would end such a wait."""
-    still = f"nothing has moved for {seconds:.0f} s:"
-    if busy.who == "loop" and busy.state == WAITING:
-        return LiveHang(busy.folder, seconds, busy.pid, f"{still} {ON_ITS_WAY}")
+def _hang_of_batch(busy: Busy, seconds: float) -> LiveHang:
+    """Return the hang of a process that makes a batch, and say what would end such a wait."""
     line = line_of(busy)
-    within = f", in {line}" if line else ""
-    if busy.who == "loop":
-        text = f"{still} the loop's body goes on{within}."
-        return LiveHang(busy.folder, seconds, busy.pid, text, line)
     worker = int(busy.who) if busy.who.isdigit() else None
     name = "the main process (num_workers=0)" if worker is None else f"worker {worker}"
     doing = "collates" if busy.state == COLLATING else f"fetches item {busy.index} of"
     more = "num_workers=1, " if worker is None else ""
     text = (
-        f"{still} {name} (pid {busy.pid}) {doing} batch {busy.batch}{within}. "
+        f"{name} (pid {busy.pid}) {doing} batch {busy.batch}{line and f', in {line}'}. "
         f"DataLoader({more}timeout=60) turns such a wait into an error."
     )
-    return LiveHang(busy.folder, seconds, busy.pid, text, line, worker, busy.batch, busy.index)
+    hang = _hang(busy, seconds, text, line)
+    return replace(hang, worker=worker, batch=busy.batch, index=busy.index)
 
 
-@functools.lru_cache(16)  # once for each hang: it reads the whole log
+def _hang(busy: Busy, seconds: float, what: str, line: str = "") -> LiveHang:
+    text = f"nothing has moved for {seconds:.0f} s: {what}"
+    return LiveHang(busy.folder, seconds, busy.pid, text, line)
+
+
 def line_of(busy: Busy) -> str:
     """Return the line that a process was last seen in since; "" where it was not seen.
 
@@ -126,8 +121,6 @@ class HangWatch:
         self.last: LiveHang | None = None  # that was found, be it over or not
         self.due_s = 0.0  # of a hang that goes on, when it is said again
         self.looked_ns = now_ns()
-        self.resumed_ns = 0
-        self.logged = Thinning(MANY)
 
     def __enter__(self) -> HangWatch:
         self.ended.acquire()
@@ -145,21 +138,18 @@ class HangWatch:
 
     def look(self, now: int) -> None:
         """Look once; say when a hang begins, while it goes on, and when it is over."""
-        if now - self.looked_ns > LEAST_S * 1e9:  # we were stopped, and so what we look at
-            self.resumed_ns = now
+        was_stopped = now - self.looked_ns > LEAST_S * 1e9  # by Ctrl-Z, and so was the loop
         self.looked_ns = now
-        found = hang_in(self.folders(), now, self.resumed_ns)
+        found = None if was_stopped else hang_in(self.folders(), now)
         if found is None:
             if self.last and not self.last.over:
                 self.say(f"it moves again, after more than {self.last.seconds:.0f} s.")
                 self.last = replace(self.last, over=True)
             self.due_s = 0.0
-            return
-        self.last = found
-        if found.seconds >= self.due_s:
+        elif found.seconds >= self.due_s:
+            self.last = found
             self.due_s = AGAIN_TIMES * found.seconds
-            if self.logged.keeps():
-                log = EventLog(found.folder)
-                log.write("hang", **found.to_dict())
-                log.close()
+            log = EventLog(found.folder)
+            log.write("hang", **found.to_dict())
+            log.close()
             self.say(found.text)

@@ -1,9 +1,11 @@
-"""What a loader's process and a loop's thread are measured with: clocks, bytes read and memory."""
+"""What a loader's process and a loop's thread are measured with: clocks, threads and memory."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,23 +49,40 @@ def thread_times(pid: int | str) -> Iterator[tuple[Path, int, int]]:
             yield task, int(spent_ns), int(in_line_ns)
 
 
-class Count(ProcFile):
-    """A number that only grows: the second word of such a file. To read it takes 1 µs."""
+class LibraryThreads:
+    """The threads of a worker that compute, and that neither it nor Python has started."""
+
+    def __init__(self):
+        """Begin at the worker's start, where only its own threads are there."""
+        self.first = {task for task, _, _ in thread_times("self")}
+
+    def computing(self) -> int:
+        """Return how many have a quarter of the CPU time of the worker's own thread, or more."""
+        own = {str(thread.native_id) for thread in threading.enumerate()}
+        spent_ns = {task: ns for task, ns, _ in thread_times("self")}
+        least = spent_ns.get(Path(f"/proc/self/task/{threading.get_native_id()}"), 0) / 4
+        others = [task for task in spent_ns if task not in self.first and task.name not in own]
+        return sum(spent_ns[task] >= max(1.0, least) for task in others)
+
+
+def own_kib() -> int | None:
+    """Return the memory that this process shares with no other, KiB; None outside Linux."""
+    with contextlib.suppress(OSError):
+        rollup = Path("/proc/self/smaps_rollup").read_text()
+        return sum(map(int, re.findall(r"^Private_\w+: +(\d+)", rollup, re.MULTILINE)))
+    return None
+
+
+class TimeInLine(ProcFile):
+    """For how long the thread that asks has stood in line for a core. To read it takes 1 µs."""
+
+    def __init__(self):
+        super().__init__("/proc/thread-self/schedstat")
 
     def now(self) -> int:
-        """Return the number by now; 0 where the system does not tell."""
+        """Return it by now, ns; 0 where the system does not tell."""
         words = self.words(64)
         return int(words[1]) if words else 0
-
-
-def time_in_line() -> Count:
-    """Return for how long the thread that asks has stood in line for a core, ns."""
-    return Count("/proc/thread-self/schedstat")
-
-
-def bytes_read() -> Count:
-    """Return the bytes that this process has read, but for those read through memory maps."""
-    return Count("/proc/self/io")
 
 
 class ThreadState(ProcFile):
@@ -82,7 +101,7 @@ class ThreadClock:
     """This thread's time, from lap to lap. A lap takes 1.7 µs."""
 
     def __init__(self):
-        self.queue = time_in_line()  # elsewhere than on Linux the line looks like waiting
+        self.queue = TimeInLine()  # elsewhere than on Linux the line looks like waiting
         self.tells = self.queue.descriptor is not None
         self.before = self._read()
 
@@ -107,23 +126,3 @@ class ThreadClock:
     def close(self) -> None:
         """Let go of the file."""
         self.queue.close()
-
-
-class Memory(ProcFile):
-    """The memory of this process that is its own, and that which it shares with others."""
-
-    def __init__(self):
-        super().__init__("/proc/self/smaps_rollup")
-
-    def now(self) -> list[int] | None:
-        """Return both, KiB; None where the system does not tell.
-
-        The kernel walks all pages for it, which takes milliseconds for each GiB.
-        """
-        words = self.words(4096)
-        held = {b"Private": 0, b"Shared": 0}
-        for name, kib in zip(words, words[1:], strict=False):
-            of = name.partition(b"_")[0]
-            if of in held and name.endswith((b"_Clean:", b"_Dirty:")):
-                held[of] += int(kib)
-        return list(held.values()) if words else None

@@ -27,7 +27,6 @@ from labkit.instruments.before_calls import Before, Call, OnSet, held
 from labkit.instruments.loader_knobs import torch_loader
 from labkit.instruments.loader_work import LoaderWork
 from labkit.instruments.sampler import Sampler
-from labkit.instruments.worker_state import WorkerState
 from labkit.stamps.interrupts import OwnErrors
 
 
@@ -220,7 +219,6 @@ class WorkerStart:
             log = sampler.log
         info = worker.get_worker_info()
         work = LoaderWork(log, info.id, self.workers, while_there, start or 1)
-        work.state = WorkerState(info.dataset)
         install()
         HOOKS.of_worker = work
         util.Finalize(None, work.flush, exitpriority=10)

@@ -45,12 +45,6 @@ def progress_words(folder: Path | None, worker: int | str) -> memoryview:
     return words
 
 
-def index_word(index: object) -> int:
-    """Return the index of an item as a word; of a key, or a number of more than 64 bits, none."""
-    number = index if type(index) is int else plain_index(index)
-    return number if isinstance(number, int) and abs(number) < -NO_INDEX else NO_INDEX
-
-
 @dataclass(frozen=True)
 class Busy:
     """What a process of a loop was busy with when it was looked at."""
@@ -67,7 +61,7 @@ class Busy:
 
 def progress_in(folder: Path) -> Iterator[Busy]:
     """Yield what each process of a run is busy with."""
-    for path in sorted(folder.glob(f"{PROGRESS}-*")):
+    for path in folder.glob(f"{PROGRESS}-*"):
         with contextlib.suppress(OSError, struct.error):
             state, since, batch, number, pid, usual = WORDS.unpack(path.read_bytes())
             index = None if number == NO_INDEX else number
@@ -75,14 +69,15 @@ def progress_in(folder: Path) -> Iterator[Busy]:
             yield Busy(folder, who, state, since, batch, index, pid, usual)
 
 
-def plain_index(index: Any) -> int | str:
-    """Return an index that is a whole number, else its type: a key may be the name of a person.
+def index_word(index: object) -> int:
+    """Return the index of an item as a word; of a key, or a number of more than 64 bits, none."""
+    number = plain_index(index)
+    return number if type(number) is int and abs(number) < -NO_INDEX else NO_INDEX
 
-    Of a batch that is fetched at once it names the first.
-    """
+
+def plain_index(index: Any) -> int | str:
+    """Return an index that is a whole number, else its type: a key may be the name of a person."""
     kind = type(index)
     if kind is int or (kind.__module__ == "numpy" and issubclass(kind, Integral)):
         return int(index)
-    if kind is list:
-        return f"{plain_index(index[0])} and {len(index) - 1} more" if index else "none"
     return kind.__name__

@@ -10,9 +10,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
-from labkit.instruments.loader_clocks import Memory, ThreadClock, bytes_read, time_in_line
+from labkit.instruments.loader_clocks import LibraryThreads, ThreadClock, TimeInLine, own_kib
 from labkit.instruments.loader_progress import (
     BATCH,
     COLLATING,
@@ -26,13 +26,12 @@ from labkit.instruments.loader_progress import (
     plain_index,
     progress_words,
 )
-from labkit.instruments.loader_rows import BatchRow, ItemTimes
-from labkit.instruments.worker_state import WorkerState
 from labkit.process.thinning import Thinning
 from labkit.stamps.events import EventLog, now_ns
 
-GATHER_NS = 100_000_000  # between two writes of a process, at first
+WRITE_NS = 100_000_000  # between two writes of a process, at first
 MOST_WRITES = 1_000  # of all workers together at that rate; then ever fewer
+MOST_GATHERED = 500  # batches that wait to be added up
 MOST_ROWS = 2_000  # of all workers together, 0.7 MB; then every second batch, every fourth, ...
 # Of a loader whose workers start anew for each pass, so many starts are recorded, with as many rows
 # each; then every second start, every fourth, ..., with fewer and fewer rows
@@ -40,8 +39,40 @@ STARTS = 16
 KEPT_ITEMS = 16  # of a batch whose times are written one by one; of the others, the sum
 SLOWEST = 5  # items of a process that are named
 WORTH_A_LOOK_NS = 300_000  # of a batch: two readings of the time in line take 2.6 µs, 0.9 % of it
-MEMORY_NS = 1_000_000_000  # between two looks at a process's memory, at least
-MEMORY_TIMES = 250  # the CPU time of a look passes this often between two: they take 0.4 %
+MEMORY_NS = 3_000_000_000  # between two looks at a process's memory: some ms for each GiB
+
+
+class BatchRow(NamedTuple):
+    """A batch: moments and times in ns. In an `items` event it is a list in this order."""
+
+    done: int  # batches of this process before it
+    batch: int  # its number in the pass
+    of_pass: int
+    start: int
+    fetched: int  # all items are there
+    ready: int  # it is collated
+    cpu_ns: int
+    items: int
+    slow_ns: int  # of the slowest of them
+    line_ns: int  # in line for a core
+    slow_index: object
+
+
+class ItemTimes(NamedTuple):
+    """A batch of the bench, whose items were timed one by one: times in µs, of the thread."""
+
+    done: int  # batches of this process before it
+    start_ns: int
+    items: int
+    cpu: float  # CPU time of all items together
+    wait: float  # time of all items in which no core was wanted
+    line: float  # time of all items in line for a core
+    collate_cpu: float
+    collate_wait: float
+    collate_line: float
+    between: float  # CPU time of the process, all threads, since the batch before
+    item_cpu: list[float]  # of single items
+    item_wait: list[float]
 
 
 class LoaderWork:
@@ -64,8 +95,7 @@ class LoaderWork:
         It is the process of the loader's `start`th pass, where its workers start anew for each.
 
         `while_there` is a file that is there while a watched loop goes on: the progress is kept
-        beside it, and a worker's memory is looked at. Without one the run is the bench's: items are
-        timed one by one.
+        beside it. Without one the run is the bench's: items are timed one by one.
         """
         self.log = log
         self.worker = worker
@@ -76,27 +106,24 @@ class LoaderWork:
         where = while_there.parent if while_there else None
         self.words = progress_words(where, "main" if worker < 0 else worker)
         self.clock = None if while_there else ThreadClock()
-        self.in_line = time_in_line()
+        self.in_line = TimeInLine()
         self.worth_a_look = False  # whether batches take so long that two readings are nothing
-        self.bytes_read = bytes_read()
-        self.memory = Memory() if while_there and worker >= 0 else None
+        self.threads = LibraryThreads() if worker >= 0 else None
+        self.looks_at_memory = while_there is not None and worker >= 0
         self.memory_due = 0
-        self.state: WorkerState | None = None  # of a worker
         self.passes = -1
         self.done = 0
         self.rows = Thinning(max(1, MOST_ROWS // self.workers // max(1, start // STARTS)))
         self.writes = MOST_WRITES / self.workers / start
-        self.due = 0  # to gather
-        self.write_due = 0
+        self.due = 0  # to write
         self.began_ns = now_ns()
-        self.gathered: list[BatchRow] = []  # of each batch since it was gathered last
+        self.gathered: list[BatchRow] = []  # of each batch since they were added up last
         self.kept: list[BatchRow] = []  # of these, to be written
         self.laps: list[ItemTimes] = []  # and of those whose items are timed one by one
         self.totals: Counter[str] = Counter()
         self.written = 0  # batches in the log
         self.slowest: list[tuple[int, int | str, int]] = []
         self.process_ns = time.process_time_ns()
-        self.read_before = self.bytes_read.now()
 
     def begin_pass(self, streams: bool) -> None:
         """Begin a pass over the dataset, which `streams` its samples where it is iterable."""
@@ -210,7 +237,7 @@ class LoaderWork:
             self.laps.append(self._laps_row(collate, between_ns))
         self.in_pass += 1
         self.done += 1
-        if ready > self.due:
+        if ready > self.due or len(self.gathered) == MOST_GATHERED:
             self._gather(ready)
 
     def _laps_row(self, collate: tuple[int, int, int], between_ns: int) -> ItemTimes:
@@ -231,13 +258,10 @@ class LoaderWork:
 
     def _gather(self, now: int) -> None:
         """Add up what has gathered, and write it where that is due: the older, the more seldom."""
-        self.due = now + GATHER_NS
-        if now > self.write_due:
-            age_ns = now - self.began_ns
-            self.write_due = now + max(GATHER_NS, int(age_ns / self.writes))
+        self._add_up()
+        if now > self.due:
+            self.due = now + max(WRITE_NS, int((now - self.began_ns) / self.writes))
             self.flush()
-        else:
-            self._sum_up()
         if self.while_there and not self.while_there.exists():
             self.over = True  # a worker that persists goes on without us
 
@@ -245,7 +269,7 @@ class LoaderWork:
         """Write what has gathered, where there is a batch that is not written yet."""
         if self.pid != os.getpid():
             return
-        self._sum_up()
+        self._add_up()
         if self.log is not None and self.totals["batches"] > self.written:
             self.written = self.totals["batches"]
             self.log.write(
@@ -256,28 +280,22 @@ class LoaderWork:
                 batches=self.kept,
                 totals=self.totals,
                 slowest=self.slowest,
-                memory=self._memory_now(),
-                threads=self.state and self.state.library_threads(),
-                cached=self.state and self.state.cached(),
+                memory=self._memory_kib(),
+                threads=self.threads and self.threads.computing(),
             )
             self.laps = []
             self.kept = []
 
-    def _memory_now(self) -> list[int] | None:
-        """Return this process's own and shared memory, KiB; None where that is not due."""
+    def _memory_kib(self) -> int | None:
+        """Return this worker's own memory; None where that is not due."""
         now = now_ns()
-        if self.memory is None or now < self.memory_due:
+        if not self.looks_at_memory or now < self.memory_due:
             return None
-        before_ns = time.thread_time_ns()
-        held = self.memory.now()
-        took_ns = time.thread_time_ns() - before_ns
-        self.memory_due = now + max(MEMORY_NS, MEMORY_TIMES * took_ns)
-        return held
+        self.memory_due = now + MEMORY_NS
+        return own_kib()
 
-    def _sum_up(self) -> None:
+    def _add_up(self) -> None:
         """Add what has gathered to the totals, and keep the rows of some batches."""
-        if not self.gathered:
-            return
         gathered = self.gathered
         self.gathered = []
         totals = self.totals
@@ -294,13 +312,12 @@ class LoaderWork:
                 self.kept.append(row._replace(slow_index=index))
         self.slowest.sort(key=lambda each: each[0], reverse=True)
         del self.slowest[SLOWEST:]
-        totals["bytes"] = self.bytes_read.now() - self.read_before
 
     def close(self) -> None:
         """Write what is left, and let go of the files."""
         self.flush()
         self.over = True
-        for each in (self.clock, self.in_line, self.bytes_read, self.memory):
+        for each in (self.clock, self.in_line):
             if each is not None:
                 each.close()
 

@@ -1,4 +1,7 @@
-"""Whose code a sampled stack is in, and where. It runs no user's code."""
+"""Where a sampled stack is: whose code, which line, and what kind of work. It runs no user's code.
+
+A place is described when it is first met, and has a number from then on.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,12 @@ import inspect
 import itertools
 import linecache
 import os
+import re
 import sys
 import sysconfig
-from types import CodeType, FrameType
+from collections.abc import Iterable, Iterator
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from typing import NamedTuple, TypeAlias
 
 from labkit.instruments.before_calls import held
 from labkit.stamps.keys import without_literals
@@ -19,8 +25,6 @@ from labkit.stamps.keys import without_literals
 TEXT_MARKS = ('"""', "'''")  # around a text of many lines
 LONGEST_LINE = 80  # characters of a line of source that are kept
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-
 # What a run of ours runs stands for the user's own: dataset, model, loop, the slow script's step
 STAND_FOR_USERS = {
     os.path.join(HOME, *place)
@@ -33,6 +37,53 @@ STAND_FOR_USERS = {
 }
 LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))})
 LIBRARIES += (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+UNWRITTEN = ("<frozen", "<string", "<__array_function__", "<eval_with_key>")
+
+DATALOADER_PARTS = "torch.utils.data._utils"
+DATASETS = "torch.utils.data.dataset"  # of torch's own: a Subset, a TensorDataset
+NOT_THE_CAUSE = (DATALOADER_PARTS, "torch.utils.data.dataloader", DATASETS, "labkit.")
+
+KINDS = {  # of work, by the modules that do it; the longest prefix of a module's name counts
+    "forward": "torch.nn torchvision.models",
+    "optimizer": "torch.optim torch.nn.utils.clip_grad torch.amp",
+    "torch": "torch torch.nn.parameter torch.nn.utils triton",
+    "loader": "torch.utils.data",
+    "logging": "logging torch.utils.tensorboard tensorboard tensorboardX wandb mlflow tqdm csv "
+    "matplotlib",
+    "io": "io _io os posix codecs shutil pickle _pickle sqlite3 _sqlite3 h5py torch.serialization",
+    "wait": "threading _thread queue _queue select selectors multiprocessing "
+    "torch.multiprocessing subprocess socket ssl urllib http requests concurrent",
+    "proxy": "multiprocessing.managers",
+    "python": "torch.utils torch.storage torchvision.transforms torchvision.io",
+}
+KIND_OF = {module: kind for kind, modules in KINDS.items() for module in modules.split()}
+OF_TORCH = {  # by the name of what is called
+    **dict.fromkeys(("item", "tolist", "cpu", "numpy", "synchronize", "nonzero"), "sync"),
+    **dict.fromkeys(("to", "cuda"), "copy"),
+    "backward": "backward",
+}
+OF_PYTHON = {"print": "logging", "open": "io", "input": "wait", "sleep": "wait"}
+TO_NUMBER = {"float", "int", "bool"}  # of Python's own: they read a tensor's value
+CALLED = re.compile(r"([\w.]+)\(")
+PATH = re.compile(r"(?<![\w.'])[A-Za-z_]\w*(?:\.\w+)*")  # names with dots
+HAVE_MODULES = (ModuleType, FunctionType, BuiltinFunctionType, type)
+
+Where: TypeAlias = tuple[str, int, str]  # file, line, function
+
+
+class Place(NamedTuple):
+    """What a sampled stack was at; a `lines` event has it once, as a list in this order."""
+
+    kind: str  # of work: "forward", "python", "logging", "io", "wait", ...
+    within: str  # "item" or "collate": what a loader was busy with, else ""
+    file: str  # of the deepest line of the user's own code
+    line: int
+    function: str
+    call: str  # that line, without the texts in it; of older records, what it was calling
+    site: Where | None = None  # where in the loop itself that was
+
+
+# -- frames ----------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(4096)
@@ -40,9 +91,7 @@ def is_users(file: str) -> bool:
     """Return whether a file is the user's own: not Python's, a package's, or labkit's."""
     if file.startswith(HOME):
         return file in STAND_FOR_USERS
-    if file.startswith(("<frozen", "<string", "<__array_function__", "<eval_with_key>")):
-        return False
-    return not any(folder in file for folder in LIBRARIES)
+    return not file.startswith(UNWRITTEN) and not any(folder in file for folder in LIBRARIES)
 
 
 def is_ours(file: str) -> bool:
@@ -156,3 +205,178 @@ def text_of(frame: FrameType) -> str:
 def name_of(code: CodeType) -> str:
     """Return the name of a function, with its class where Python knows it (3.11)."""
     return getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
+
+
+# -- kinds of work ---------------------------------------------------------------------------------
+
+
+@functools.lru_cache(4096)
+def kind_of(module: str) -> str:
+    """Return the kind of work that a module does; "" where its name does not tell."""
+    while module and module not in KIND_OF:
+        module = module.rpartition(".")[0]
+    return KIND_OF.get(module, "")
+
+
+def kind_of_calls(frames: Iterable[FrameType]) -> str:
+    """Return the kind of work of library frames, the deepest first: what is called first tells.
+
+    A generator, as `tqdm(loader)`, only hands on. Where no module tells, the deepest line may: a
+    package sends a batch to a GPU.
+    """
+    deepest = None
+    kinds: list[str] = []
+    for frame in frames:
+        deepest = deepest or frame
+        module = module_of_frame(frame)
+        called = OF_TORCH.get(frame.f_code.co_name) if module.startswith("torch.") else None
+        kind = called or kind_of(module)
+        if kind and not (kinds and frame.f_code.co_flags & inspect.CO_GENERATOR):
+            kinds.append(kind)
+    if kinds or deepest is None:
+        return kinds[-1] if kinds else ""
+    return kind_of_line(deepest)
+
+
+def kind_of_line(frame: FrameType) -> str:
+    """Return the kind of work of the line that a frame is at.
+
+    What it calls there is built in, or it would have a frame of its own: so its name tells, and
+    whose objects the line names.
+    """
+    text = text_of(frame)
+    called = CALLED.findall(text)
+    names = [name.rpartition(".")[2] for name in called]
+    modules = [_module_of(each) for each in _values_in(text, frame)]
+    if "torch" in (module.partition(".")[0] for module in modules):
+        if not TO_NUMBER.isdisjoint(called):
+            return "sync"
+        return next(filter(None, map((OF_PYTHON | OF_TORCH).get, names)), "torch")
+    kinds = itertools.chain(map(OF_PYTHON.get, names), map(kind_of, modules))
+    return next(filter(None, kinds), "python")
+
+
+def _module_of(value: object) -> str:
+    """Return the module that an object is of: "torch" of every tensor and model."""
+    if is_a(value, "torch", "Tensor") or is_a(value, "torch.nn", "Module"):
+        return "torch"
+    own = value if issubclass(type(value), HAVE_MODULES) else type(value)
+    name = getattr(own, "__module__", None) or getattr(own, "__name__", "")
+    return name if isinstance(name, str) else ""
+
+
+def _values_in(text: str, frame: FrameType) -> Iterator[object]:
+    """Yield the objects that a line names, and what they hold under the name behind the dot."""
+    names = frame.f_builtins | frame.f_globals | locals_of(frame)
+    for path in PATH.findall(text):
+        name, *attributes = path.split(".")
+        if name in names:
+            yield names[name]
+            kept = held(names[name])
+            if attributes and attributes[0] in kept:
+                yield kept[attributes[0]]
+
+
+# -- places ----------------------------------------------------------------------------------------
+
+
+class Places:
+    """The places where the stacks of one loop were."""
+
+    def __init__(self):
+        self.loop: CodeType | None = None  # what iterates the loader: no deeper goes the stack
+        self.framed = False  # a package does, which the user's code called
+        self.numbers: dict[tuple[object, ...], int] = {}  # {what a stack was: its place's number}
+        self.met: set[CodeType] = set()  # and its code
+        self.fresh: dict[int, Place] = {}  # places that were not written yet
+
+    def begin(self, frame: FrameType) -> None:
+        """Note the loop around `frame`, which has its first batch."""
+        if self.loop is None:
+            self.loop, self.framed = loop_around(frame)
+
+    def number_of(self, top: FrameType) -> int:
+        """Return the number of the place where a stack is, by its deepest frame."""
+        frames: list[FrameType] = []  # inside the loop, the deepest first
+        loop: FrameType | None = top
+        while loop is not None and loop.f_code is not self.loop:
+            frames.append(loop)
+            loop = loop.f_back
+        around = frames if loop is None else [*frames, loop]
+        own = next(filter(_is_users, around), None)
+        key: list[object] = [loop and loop.f_lineno]
+        for frame in around:
+            key += (id(frame.f_code), frame.f_lasti)  # to hash a code object takes microseconds
+            if frame is own:
+                break
+        place = tuple(key)
+        number = self.numbers.get(place)
+        if number is None:
+            number = len(self.numbers)
+            self.numbers[place] = number
+            self.met.update(frame.f_code for frame in frames)  # lest another gets its id
+            self.fresh[number] = self._place_of(top, frames, loop, own)
+        return number
+
+    def _place_of(
+        self,
+        top: FrameType,
+        frames: list[FrameType],
+        loop: FrameType | None,
+        own: FrameType | None,
+    ) -> Place:
+        """Return the place of a stack: in the user's own code, else in a package's."""
+        within, called = _loaders_work(frames)
+        library = list(itertools.takewhile(lambda frame: frame is not own, called))
+        kind = kind_of_line(top) if own is top else kind_of_calls(library)
+        shown = own
+        if shown is None or (shown is loop and (within or self.framed)):
+            shown = _in_package(called) or top
+        site = None
+        if loop is not None and loop.f_lineno and not self.framed:
+            site = (loop.f_code.co_filename, loop.f_lineno, name_of(loop.f_code))
+        # A process is often put off its core in the system calls of what records it
+        return Place(
+            kind="labkit" if is_ours(top.f_code.co_filename) else kind or "loader",
+            within=within,
+            file=shown.f_code.co_filename,
+            line=line_of(shown),
+            function=name_of(shown.f_code),
+            call=text_of(shown),
+            site=site,
+        )
+
+
+def _loaders_work(frames: list[FrameType]) -> tuple[str, list[FrameType]]:
+    """Return "item" or "collate", if a loader is busy with one, and the frames called for it.
+
+    If not, "" and all frames.
+    """
+    for depth, frame in enumerate(frames):
+        module = module_of_frame(frame)
+        if module in (f"{DATALOADER_PARTS}.fetch", f"{DATALOADER_PARTS}.collate"):
+            collates = "collate" in module or "collate_fn" in text_of(frame)
+            called = [each for each in frames[:depth] if module_of_frame(each) != DATASETS]
+            return "collate" if collates else "item", called
+    return "", frames
+
+
+def _is_users(frame: FrameType) -> bool:
+    """Return whether a frame is of the user's code: what torch.compile has written is none."""
+    is_own = is_users(frame.f_code.co_filename)
+    return is_own and not module_of_frame(frame).startswith("torch.")
+
+
+def _in_package(frames: list[FrameType]) -> FrameType | None:
+    """Return the deepest of the frames that is of the package called first; None without one."""
+    called = [
+        (module.partition(".")[0], frame)
+        for frame in frames
+        if not (module := module_of_frame(frame)).startswith(NOT_THE_CAUSE)
+    ]
+    if not called:
+        return None
+    package, first = called[-1]
+    if package in ("", "torch"):
+        return first
+    return next(frame for inside, frame in called if inside == package)

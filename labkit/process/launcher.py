@@ -17,7 +17,7 @@ from labkit.process import device_lock, folders, leftovers
 from labkit.process.handle import JOIN_S, Handle, runs
 
 BENCH = "labkit.bench"
-RANKS = "labkit.bench.torchrun_launcher"
+RANKS = "labkit.bench.ranks"
 IDLE_S = 600.0  # how long a standby waits for a run
 
 _standby: Handle | None = None

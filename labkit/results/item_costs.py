@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.instruments.loader_rows import ItemTimes
+from labkit.instruments.loader_work import ItemTimes
 from labkit.stamps.event_shapes import fits
 
 if TYPE_CHECKING:

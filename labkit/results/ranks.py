@@ -99,7 +99,7 @@ class Ranks(EventLogResult):
         end = self._kept["end"]
         if self.failed_rank in (None, rank.rank):
             return end
-        return {**end, "why": f"ended by torchrun, because rank {self.failed_rank} failed"}
+        return {**end, "why": f"ended because rank {self.failed_rank} failed"}
 
     def __len__(self) -> int:
         return len(self._now()._ranks)

@@ -1,32 +1,19 @@
-"""What the batches of a loader show together: a few slow items, and memory that grows."""
+"""What the batches of a loader show together: a few items that take far longer than the others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-
-from labkit.stamps.record import Event
 
 if TYPE_CHECKING:
     import pandas
 
-KIB_PER_GIB = 2**20
 LEAST_BATCHES = 10  # to speak of slow items among others
 SLOW_TIMES = 10.0  # an ordinary item's time (pytorch/pytorch#105203, #135409)
-SEVERAL = 4  # in one worker: fewer may be there by chance
 FEW_ITEMS = 0.05  # of all, at most
 MOST_BATCHES = 0.9  # with such an item; where all have one, the batch was fetched at once
-
-
-@dataclass(frozen=True)
-class MemoryGrowth:
-    """What the workers hold more than at their first batch, GiB of all workers together."""
-
-    gained: float  # memory of their own
-    copied: float  # of which so much was shared with the main process before (copy-on-write)
 
 
 @dataclass(frozen=True)
@@ -39,13 +26,6 @@ class FewSlow:
     times: float  # an ordinary item's time
     share: float  # of all the time in which items are prepared
     held_up: float  # of the loop's waiting, beyond these batches' part of all
-    cpu_share: float  # CPU time over time of these batches
-
-    @property
-    def worker(self) -> int | None:
-        """The worker that has all of several; None where they are not one's."""
-        workers = self.batches.worker.unique()
-        return int(workers[0]) if len(workers) == 1 and len(self.batches) >= SEVERAL else None
 
 
 def few_slow(batches: pandas.DataFrame) -> FewSlow | None:
@@ -67,35 +47,12 @@ def few_slow(batches: pandas.DataFrame) -> FewSlow | None:
     found = batches.loc[slow]
     waited = (batches.taken - batches.asked).clip(lower=0)  # sums leave out what is not known
     made = (batches.ready - batches.start - batches.in_line_s).clip(lower=1e-9)
+    seconds = float(np.median(found.slow_s))
     return FewSlow(
         batches=found,
         one_in=round(items / slow.sum()),
-        seconds=float(np.median(found.slow_s)),
-        times=float(np.median(found.slow_s)) / usual_s,
+        seconds=seconds,
+        times=seconds / usual_s,
         share=float(found.slow_s.sum() / made.sum()),
         held_up=float(waited[slow].sum() / max(waited.sum(), 1e-9) - slow.mean()),
-        cpu_share=float(found.cpu_s.sum() / made[slow].sum()),
     )
-
-
-def memory_growth(events: Iterable[Event]) -> MemoryGrowth | None:
-    """Return what the workers' processes gained, from the events that they wrote; None: not known.
-
-    Of the processes that had a worker's number one after the other the most counts.
-    """
-    rows = [
-        (event["worker"], event["pid"], *held)
-        for event in events
-        if isinstance(held := event.get("memory"), list) and len(held) == 2
-    ]
-    if not rows:
-        return None
-    import pandas
-
-    table = pandas.DataFrame(rows, columns=["worker", "pid", "own", "shared"])
-    of_process: Any = table.groupby(["worker", "pid"])
-    gained = (of_process.own.last() - of_process.own.first()).clip(lower=0)
-    copied = (of_process.shared.first() - of_process.shared.last()).clip(lower=0)
-    grown: Any = pandas.DataFrame({"gained": gained, "copied": np.minimum(copied, gained)})
-    most = grown.groupby("worker").max().sum() / KIB_PER_GIB
-    return MemoryGrowth(float(most.gained), float(most.copied))

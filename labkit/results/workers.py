@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import heapq
 import html
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.instruments.loader_rows import BatchRow
-from labkit.results.loader_records import Hang, LostCache, SlowItem
+from labkit.instruments.loader_work import BatchRow
 from labkit.stamps.event_shapes import fits
 from labkit.stamps.record import Event
 from labkit.stamps.steps import HOST
@@ -26,8 +24,29 @@ if TYPE_CHECKING:
 
 MOMENTS = ["start", "fetched", "ready", "asked", "taken"]  # of a batch
 NAMED = 5  # of the slowest items
-SHOWN = ["batches", "p50_ms", "p99_ms", "cpu_share", "idle_share", "bytes_read", "slowest"]
+SHOWN = ["batches", "p50_ms", "p99_ms", "cpu_share", "idle_share", "slowest"]
 MAIN = -1  # in place of a worker's number: the main process, of a loader without workers
+
+
+@dataclass(frozen=True)
+class SlowItem:
+    """An item that took long to fetch."""
+
+    index: int | str  # in the dataset; of a stream, how many of the process's items came before
+    ms: float
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.index} ({self.ms:.0f} ms)"
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A stretch to the end of the record in which nothing moved."""
+
+    worker: int | None  # that held the loop up; None: its own process
+    index: int | str | None  # of the item
+    seconds: float  # how long it lasted, as far as is known
 
 
 class LoaderWorkers:
@@ -57,10 +76,9 @@ class LoaderWorkers:
         It prepared `batches` of `items`, in all for `busy_ms`, the median batch for `p50_ms`, in
         one process for each pass unless workers persist. Of that time `cpu_share` is the CPU time
         of all threads, and for `in_line_share` there was no core; `idle_share` is of the time from
-        the first batch to the last. It read `bytes_read` by system calls. `item_ms` is the mean
-        time of an item, without that in line, `item_cpu_ms` its CPU time with collating.
-        `library_threads` compute beside its own. `last_progress_s` is when the last batch was
-        ready, on the run's clock.
+        the first batch to the last. `item_ms` is the mean time of an item, without that in line,
+        `item_cpu_ms` its CPU time with collating. `library_threads` compute beside its own.
+        `last_progress_s` is when the last batch was ready, on the run's clock.
         """
         import pandas  # it takes a third of a second
 
@@ -84,7 +102,6 @@ class LoaderWorkers:
                 "cpu_share": totals.cpu_ns / busy_ns,
                 "in_line_share": totals.line_ns / busy_ns,
                 "idle_share": (1 - busy_ns / 1e9 / open_s).clip(lower=0),
-                "bytes_read": totals.bytes,
                 "item_ms": batches.fetched_s.sum() * 1e3 / batches["items"].sum(),
                 "item_cpu_ms": totals.cpu_ns / 1e6 / totals["items"].clip(lower=1),
                 "slowest": processes.slowest.agg(lambda items: _slowest(sum(items, []))),
@@ -117,7 +134,6 @@ class LoaderWorkers:
         table["asked"], table["taken"] = self._taken(table.epoch, table.batch)
         zero_ns = self.run.host_ns[0, 0] if self.run.steps else 0
         table[MOMENTS] = (table[MOMENTS] - zero_ns) / 1e9  # between two passes as well
-        table["cpu_s"] = table.cpu_ns / 1e9
         table["in_line_s"] = table.line_ns / 1e9
         table["made_ms"] = (table.ready - table.start) * 1e3
         table["fetched_s"] = (table.fetched - table.start - table.in_line_s).clip(lower=0)
@@ -156,19 +172,21 @@ class LoaderWorkers:
         return _slowest(item for worker in self for item in worker.slowest)
 
     @cached_property
-    def lost_cache(self) -> LostCache | None:
-        """What workers kept that ended with their pass; None where they go on, or kept nothing."""
-        last = {event["pid"]: event for event in self.events if event["worker"] != MAIN}
-        kept = [event for event in last.values() if event.get("cached")]
-        if not kept or len(last) <= len(self):
-            return None
-        found: Counter[str] = Counter()
-        for event in kept:
-            name, entries = event["cached"]
-            found[name] += entries
-        [(name, entries)] = found.most_common(1)
-        items = sum(event["totals"]["items"] for event in last.values())
-        return LostCache(name, entries / len(last), items / len(last))
+    def grew_gib(self) -> float | None:
+        """What the workers gained of memory of their own, all of them together; None: not known.
+
+        Of the processes that had a worker's number one after the other the most counts.
+        """
+        held_kib: dict[tuple[int, int], list[int]] = {}
+        for event in self.events:
+            memory = event.get("memory")
+            own_kib = memory[0] if isinstance(memory, list) and memory else memory  # older: a pair
+            if isinstance(own_kib, int):
+                held_kib.setdefault((event["worker"], event["pid"]), []).append(own_kib)
+        most: dict[int, int] = {}
+        for (worker, _), held in held_kib.items():
+            most[worker] = max(most.get(worker, 0), held[-1] - held[0])
+        return sum(most.values()) / 2**20 if held_kib else None
 
     @cached_property
     def hang(self) -> Hang | None:

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import html
-import re
 
 import ipywidgets as widgets
 
 from labkit.knobs import Knob
 
-Widget = (
-    widgets.SelectionSlider
-    | widgets.Dropdown
-    | widgets.Checkbox
-    | widgets.IntSlider
-    | widgets.FloatSlider
-)
 MOST_ON_A_SLIDER = 300  # whole numbers that a slider of 200 px still lets one hit
 # The stops of a slider over more of them, or over numbers and "auto": powers of two and between
 STOPS = (0, 0.5, *(first * 2**power for power in range(31) for first in (1, 1.5)))
@@ -29,11 +21,9 @@ class Control(widgets.VBox):
     """One knob: its name and unit above, its widget below; `value` is what the spec gets."""
 
     def __init__(self, knob: Knob, value: Value):
+        help_text = f"{knob.help}: {knob.allowed}"
         self.widget = make_widget(knob, value)
         self.widget.layout = widgets.Layout(width="auto", margin="0 0 0 8px")
-        help_text = f"{knob.help}; auto: {knob.auto}" if knob.auto else knob.help
-        if knob.low is not None and knob.high is not None:
-            help_text += f"; {knob.low:,} to {knob.high:,}"
         self.widget.tooltip = help_text
         unit = f" <span style='opacity:.65'>{html.escape(knob.unit)}</span>" if knob.unit else ""
         title = html.escape(help_text, quote=True)
@@ -50,32 +40,32 @@ class Control(widgets.VBox):
     @value.setter
     def value(self, value: Value) -> None:
         wanted = NONE if value is None else value
-        options = getattr(self.widget, "options", None)
-        if options and wanted not in [each for _, each in options]:
-            self.widget.set_trait("options", [*options, (shown(value), wanted)])
+        options = dict(getattr(self.widget, "options", ()))
+        if options and wanted not in options.values():
+            self.widget.set_trait("options", [*options.items(), (shown(value), wanted)])
         self.widget.set_trait("value", wanted)
 
 
-def make_widget(knob: Knob, value: Value) -> Widget:
+def make_widget(knob: Knob, value: Value) -> widgets.DOMWidget:
     """Return the widget that suits the knob, set to `value`, unable to leave the knob's range."""
     if knob.kind == "bool":
         return widgets.Checkbox(value, description="on", indent=False)
     unset = [("auto" if knob.auto else "off", NONE)] if knob.takes_none else []
     chosen = NONE if value is None else value
+    now = [] if value is None else [value]
     if knob.low is None or knob.high is None:
-        choices = dict.fromkeys([*(knob.choices or DEVICES), value])
+        choices = dict.fromkeys([*(knob.choices or DEVICES), *now])
         named = [(shown(each), each) for each in choices if each is not None]
         return widgets.Dropdown(options=[*unset, *named], value=chosen)
-    now = [] if value is None else [float(value)]
-    high = min(knob.high, max([knob.reach or knob.high, *now]))
-    is_whole = knob.kind == "int"
-    if knob.auto or (is_whole and high - knob.low > MOST_ON_A_SLIDER):
-        stops = {float(stop) for stop in STOPS if knob.low <= stop <= high} | {*now}
-        if is_whole:
-            stops = {int(stop) for stop in stops if stop.is_integer()}
-        named = [(shown(stop), stop) for stop in sorted(stops)]
+    high = min(knob.high, max(knob.reach or knob.high, *now, 0))
+    number = int if knob.kind == "int" else float
+    if knob.auto or (number is int and high - knob.low > MOST_ON_A_SLIDER):
+        stops = [
+            number(stop) for stop in STOPS if knob.low <= stop <= high and number(stop) == stop
+        ]
+        named = [(shown(stop), stop) for stop in sorted({*stops, *now})]
         return widgets.SelectionSlider(options=[*unset, *named], value=chosen)
-    if is_whole:
+    if number is int:
         return widgets.IntSlider(value, min=knob.low, max=high)
     step = 10 ** len(str(int(high))) / 1000
     return widgets.FloatSlider(value, min=knob.low, max=high, step=step, readout_format=".1f")
@@ -84,9 +74,3 @@ def make_widget(knob: Knob, value: Value) -> Widget:
 def shown(value: object) -> str:
     """Write a knob's value as a person reads it."""
     return f"{value:g}" if isinstance(value, float) else WORDS.get(str(value), str(value))
-
-
-def knobs_in_words(text: str) -> str:
-    """Write a message about knobs as their controls show them: "prefetch_factor auto"."""
-    pair = r"\b(\w+)=('?[\w.]*\w'?)"
-    return re.sub(pair, lambda found: f"{found[1]} {WORDS.get(found[2], found[2])}", text)

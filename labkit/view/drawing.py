@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-    from labkit.view.series import Rows
+    from labkit.view.rows_figure import Rows
 
 BEST_FIRST = ("tflops", "gib_s", "ms")  # what is drawn where no `y` was asked for
 
@@ -37,9 +37,7 @@ class Drawing:
             return None
         from labkit.view.rows_figure import plot
 
-        x, y, by = axes
-        title = self.title_of(rows)
-        return plot(rows, x, y, by, beside=self.beside, title=title, log=self.log)
+        return plot(rows, *axes, beside=self.beside, title=self.title_of(rows), log=self.log)
 
     def picture(self, rows: Measurements) -> StaticFigure | None:
         """Return the figure for a page; None where there is none."""
@@ -48,15 +46,13 @@ class Drawing:
 
     def axes(self, rows: pandas.DataFrame) -> tuple[str, str, str | None] | None:
         """Return x, y and by: as asked, else arguments that vary and the best known measure."""
-        known = [name for name in BEST_FIRST if name in rows and rows[name].notna().any()]
-        y = self.y or next(iter(known), None)
-        own = [name for name in rows if name not in (*TIMED, y)]
+        rows = rows.dropna(axis="columns", how="all")
+        y = self.y or next((name for name in BEST_FIRST if name in rows), None)
+        own = rows.columns.difference([*TIMED, y], sort=False)
         varying = [name for name in own if rows[name].astype(str).nunique() > 1]
-        x = self.x or next(iter(varying), None)
-        if x is None or y is None or not {x, y} <= {*rows} or rows[y].isna().all():
-            return None
-        by = self.by if self.x or self.by else next(iter(varying[1:]), None)
-        return x, y, by if by in rows else None
+        x, by, *_ = [*varying, None, None] if self.x is None else [self.x, None]
+        by = self.by or by
+        return (x, y, by if by in rows else None) if {x, y} <= {*rows} else None
 
     def title_of(self, measured: Measurements) -> str:
         """Return the title.

@@ -50,8 +50,7 @@ class FunctionPanel(Panel):
         self.stored: DisplayHandle | None = None  # of the picture below, which a file keeps
         self.due = time.monotonic() + REDRAW_S  # when to draw again
         self.add_class("labkit-function")
-        self.assemble([self.verdict])
-        self.children = [self.picture, *self.children]
+        self.assemble([self.picture], [])
         self._show_busy(True, in_cell=True)
         display(self)
 
@@ -105,13 +104,10 @@ def knob_of(name: str, values: Sequence[Any], function: str) -> Knob | None:
     """
     told = f"an argument of {function}()"
     kinds = {type(value) for value in values}
-    if kinds == {bool}:
-        return Knob(name, "bool", values[0], told)
     if kinds <= {int, float}:
         kind = "float" if float in kinds else "int"
-        low = min(values)
-        lowest = FURTHER * low if low < 0 else min(low, 1 if kind == "int" else 0)
-        return Knob(name, kind, values[0], told, low=lowest, high=max(FURTHER * max(values), 1))
+        low = min(min(values), FURTHER * min(values), 1 if kind == "int" else 0)
+        return Knob(name, kind, values[0], told, low=low, high=max(FURTHER * max(values), 1))
     if kinds <= {str, int, float, bool, type(None)}:
         return Knob(name, "str", values[0], told, choices=tuple(values))
     return None

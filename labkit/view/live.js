@@ -42,13 +42,11 @@ function render({ model, el }) {
     redraw();
   };
   const takeNextFrame = () => {
+    takeFrame();
+    if (!view.frame) return;
     frames += 1;
     page.root.dataset.frames = frames; // what tests wait for
     patience.end();
-    takeFrame();
-  };
-  const forgetFrame = () => {
-    if (!model.get("frame").byteLength) takeFrame();
   };
   const takeBefore = () => {
     view.before = readFrame(model.get("overlay"));
@@ -62,8 +60,7 @@ function render({ model, el }) {
     redraw();
   };
   const listeners = {
-    "change:tick": takeNextFrame,
-    "change:frame": forgetFrame,
+    "change:frame": takeNextFrame,
     "change:device change:expected": redraw,
     "change:overlay change:overlay_name": takeBefore,
     "change:status change:badge change:running": sayStatus,

@@ -1,12 +1,13 @@
 """The live view of runs: a small canvas in a notebook, one line of text everywhere else.
 
-The kernel only packs float32 numbers, which the browser draws (see live_frame.py). In the end the
-canvas gives way to the final figure, as a PNG.
+The kernel only sends numbers, which the browser draws (see live_frame.py). In the end the canvas
+gives way to the final figure, as a PNG.
 """
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import anywidget
 import traitlets
@@ -16,10 +17,23 @@ from labkit.results.run import Run
 from labkit.results.sweep import Sweep
 from labkit.view import display
 from labkit.view.live_frame import live_frame, live_line
-from labkit.view.page_files import STYLE_SHEET, script_of
 
+HERE = Path(__file__).parent
+STYLE_SHEET = HERE / "live.css"
 FRAME_S = 0.1  # s between two frames: a browser on the same cores takes time from the run
 SHARE = 0.05  # of a core, at most, for packing frames: those of long runs are costly
+
+
+def script_of(*names: str) -> str:
+    """Return files of JavaScript, joined: the page loads a widget's as one module."""
+    return "\n".join((HERE / name).read_text("utf-8") for name in names)
+
+
+class PanelAccess(anywidget.AnyWidget):
+    """Shows nothing: it names the controls of the panel it stands in, and keeps the focus there."""
+
+    _esm = script_of("panel_access.js")
+    _css = STYLE_SHEET
 
 
 class LiveView(anywidget.AnyWidget):
@@ -33,10 +47,9 @@ class LiveView(anywidget.AnyWidget):
     )
     _css = STYLE_SHEET
 
-    frame = traitlets.Bytes(b"").tag(sync=True)  # float32; see `live_frame`
-    overlay = traitlets.Bytes(b"").tag(sync=True)  # the frame of the run before
+    frame = traitlets.Dict().tag(sync=True)  # see `live_frame`
+    overlay = traitlets.Dict().tag(sync=True)  # the frame of the run before
     overlay_name = traitlets.Unicode("run before").tag(sync=True)
-    tick = traitlets.Int(0).tag(sync=True)  # frames sent
     status = traitlets.Unicode("").tag(sync=True)
     badge = traitlets.Unicode("").tag(sync=True)
     device = traitlets.Unicode("device").tag(sync=True)  # "CPU" or "GPU" once known
@@ -56,7 +69,7 @@ class LiveView(anywidget.AnyWidget):
 
     def show_before(self, before: Run | None) -> None:
         """Draw `before`'s utilization faintly behind; None removes it."""
-        self.overlay = b"" if before is None else live_frame(before)
+        self.overlay = {} if before is None else live_frame(before)
         self.overlay_name = (before.mark if before else None) or "run before"
 
     def update(self, running: Run | Ranks) -> None:
@@ -80,7 +93,7 @@ class LiveView(anywidget.AnyWidget):
             self.run = run
             self.serial += 1
             self.drawn_steps = 0
-            self.frame = b""
+            self.frame = {}
             self.device = "device"
             self.badge = what.mark or ""
         if run is None:
@@ -90,7 +103,6 @@ class LiveView(anywidget.AnyWidget):
         if run.steps > self.drawn_steps:
             self.drawn_steps = run.steps
             self.frame = live_frame(run, self.serial)
-            self.tick += 1
 
     def follow(self, running: Run | Ranks) -> None:
         """Do as `update`, but, once there are steps to be seen, ten times a second at most."""

@@ -1,90 +1,35 @@
-// What the kernel sends for a picture: float32 numbers, packed by live_frame.py.
+// What the kernel sends for a picture (see live_frame.py): numbers by name, and float32 arrays of
+// the steps in the window and of the curve of the whole run.
 
-// The header, and the row of each step: the fields of FrameHeader and StepRow there, in their order
-const FRAME_HEADER = [
-  "rows",
-  "curve_points",
-  "serial",
-  "start_s",
-  "start_rest_s",
-  "window_s",
-  "length_s",
-  "steps",
-  "warmup_s",
-  "accumulation_steps",
-  "wait_ms",
-  "copy_ms",
-  "compute_ms",
-  "other_ms",
-];
-const STEP_ROW = [
-  "busy_from_s",
-  "busy_to_s",
-  "wait_from_s",
-  "wait_to_s",
-  "copy_from_s",
-  "copy_to_s",
-  "wait_ms",
-  "copy_ms",
-  "other_ms",
-];
+const STEP_ROW = 10; // numbers of a step: six stamps in s since the window's start, four parts in ms
 
-function named(names, values) {
-  return Object.fromEntries(names.map((name, place) => [name, values[place]]));
+function floats(view) {
+  return new Float32Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
 }
 
-// Return a frame as an object, its times in seconds of the run; null where there is none
-function readFrame(bytes) {
-  if (!bytes || bytes.byteLength < 4 * FRAME_HEADER.length) return null;
-  const end = bytes.byteOffset + bytes.byteLength;
-  const values = new Float32Array(bytes.buffer.slice(bytes.byteOffset, end));
-  const header = named(FRAME_HEADER, values);
-  const start = header.start_s + header.start_rest_s;
+// Return a frame whose steps and curve are objects, times in seconds of the run; null for none
+function readFrame(sent) {
+  if (!sent?.rows) return null;
+  const rows = floats(sent.rows);
+  const points = floats(sent.curve);
   const steps = [];
-  let at = FRAME_HEADER.length;
-  for (let number = header.steps - header.rows; number < header.steps; number++) {
-    const row = named(STEP_ROW, values.subarray(at, at + STEP_ROW.length));
-    steps.push(stepOf(row, number, start));
-    at += STEP_ROW.length;
+  for (let at = 0; at < rows.length; at += STEP_ROW) {
+    const number = sent.steps - (rows.length - at) / STEP_ROW;
+    steps.push(stepOf(rows.subarray(at, at + STEP_ROW), number, sent.start));
   }
   const curve = []; // of [time, busy share in %]
-  for (let point = 0; point < header.curve_points; point++) {
-    curve.push([values[at], values[at + 1]]);
-    at += 2;
-  }
-  return {
-    serial: header.serial,
-    start,
-    end: start + header.window_s,
-    length: header.length_s,
-    warmup: header.warmup_s,
-    accumulationSteps: header.accumulation_steps,
-    steps,
-    curve,
-    means: {
-      wait: header.wait_ms,
-      copy: header.copy_ms,
-      compute: header.compute_ms,
-      other: header.other_ms,
-    },
-  };
+  for (let at = 0; at < points.length; at += 2) curve.push([points[at], points[at + 1]]);
+  return { ...sent, steps, curve };
 }
 
 // Return a step: its number, when it was in each part, and how long of it each part took
 function stepOf(row, number, start) {
+  const at = (place) => [start + row[place], start + row[place + 1]];
+  const [wait, copy, compute, other] = row.subarray(6);
   return {
     number,
-    end: start + row.busy_to_s,
-    spans: {
-      wait: [start + row.wait_from_s, start + row.wait_to_s],
-      copy: [start + row.copy_from_s, start + row.copy_to_s],
-      compute: [start + row.busy_from_s, start + row.busy_to_s],
-    },
-    ms: {
-      wait: row.wait_ms,
-      copy: row.copy_ms,
-      compute: 1e3 * (row.busy_to_s - row.busy_from_s),
-      other: row.other_ms,
-    },
+    end: start + row[5],
+    spans: { wait: at(0), copy: at(2), compute: at(4) },
+    ms: { wait, copy, compute, other },
   };
 }

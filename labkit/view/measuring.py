@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas
 
     from labkit.bench.stopwatch import Bench
-    from labkit.view.series import Rows
+    from labkit.view.rows_figure import Rows
 
 OURS = ("device", "wait", "x", "y", "by", "title", "beside", "log")  # arguments of lk.measure
 

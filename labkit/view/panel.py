@@ -24,13 +24,11 @@ from labkit.process import launcher
 from labkit.results.event_log import POLL_S, EventLogResult
 from labkit.view.controls import Control
 from labkit.view.display import why_no_widgets
-from labkit.view.page_files import PanelAccess
+from labkit.view.live import PanelAccess
 
 SETTLE_S = 0.1  # s, for a control's last change to arrive: a press may overtake it
 GRID = "repeat(auto-fill, minmax(min(170px, 100%), 1fr))"
 OLD = "labkit-old"  # faint: not of this run
-STOP_TIP = "Stop; what it measured by then is kept"
-CELL_TIP = "A cell waits for this: interrupt the kernel (■ above) to stop it"
 # Under the widget, hidden by live.css: seen only where its kernel is gone, or no widgets are shown
 FALLBACK = "<div class='labkit-fallback'>A panel needs its kernel: run this cell again. {}</div>"
 
@@ -53,28 +51,24 @@ class Panel(widgets.VBox):
         self.refused = False  # whether the controls do not go together
         self.home_id = threading.get_ident()  # of the thread that made it
         self.home_loop = running_loop()
-        self.run_button = self._button(press, "play", self.start)
-        self.run_button.button_style = "primary"
-        self.stop_button = self._button("Stop", "stop", self.stop)
-        self.buttons = widgets.HBox([self.run_button, self.stop_button])
+        self.run_button = widgets.Button(description=press, icon="play", button_style="primary")
+        self.run_button.on_click(lambda _button: self._at_home(self.start))
+        self.stop_button = widgets.Button(description="Stop", icon="stop")
+        self.stop_button.on_click(lambda _button: self._at_home(self.stop))
         self.verdict = widgets.HTML()
         self.task: asyncio.Task[None] | None = None  # held, or it might be collected
         self._stop = asyncio.Event()
         self.add_class("labkit-panel")
 
-    def assemble(self, parts: Iterable[widgets.Widget]) -> None:
-        """Put the parts below each other, and hear of every control that moves."""
+    def assemble(self, above: Iterable[widgets.Widget], below: Iterable[widgets.Widget]) -> None:
+        """Put the parts above and below the controls, and hear of every control that moves."""
         columns = Layout(grid_template_columns=GRID, grid_gap="6px 16px", overflow="hidden")
         grid = widgets.GridBox([*self.controls.values()], layout=columns)
-        self.children = [grid, self.buttons, *parts, PanelAccess()]
+        buttons = widgets.HBox([self.run_button, self.stop_button])
+        self.children = [*above, grid, buttons, *below, self.verdict, PanelAccess()]
         for control in self.controls.values():
             control.widget.observe(lambda _change: self._at_home(self._changed), "value")
         self._show_busy(False)
-
-    def _button(self, name: str, icon: str, press: Callable[[], None]) -> widgets.Button:
-        made = widgets.Button(description=name, icon=icon)
-        made.on_click(lambda _button: self._at_home(press))
-        return made
 
     def _at_home(self, act: Callable[[], object]) -> None:
         """Do it in the panel's own thread: at once from there, else once its loop is free."""
@@ -103,7 +97,7 @@ class Panel(widgets.VBox):
         if loop is None:
             self.say(f"The buttons need a notebook. {self.instead}", good=False)
             return
-        self._stop = asyncio.Event()
+        self._stop.clear()
         self._show_busy(True)
         self.task = loop.create_task(self._guarded())
 
@@ -164,7 +158,6 @@ class Panel(widgets.VBox):
         """Enable what can be pressed; while a cell waits for its run, no press arrives."""
         self.run_button.disabled = busy or self.refused
         self.stop_button.disabled = in_cell or not busy
-        self.stop_button.tooltip = CELL_TIP if in_cell else STOP_TIP
 
     def __repr__(self) -> str:
         why = f" No widgets here: {self.missing}." if self.missing else ""
@@ -187,10 +180,8 @@ class Panel(widgets.VBox):
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
     """Return the event loop of this thread; None outside a notebook."""
-    try:
+    with contextlib.suppress(RuntimeError):
         return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def fade(shown: widgets.DOMWidget, is_old: bool) -> None:

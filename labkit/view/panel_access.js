@@ -1,5 +1,5 @@
 // A panel by keyboard and screen reader: what ipywidgets leave nameless is named, and the focus
-// stays. It shows nothing itself (see panel_access.py).
+// stays. It shows nothing itself (see live.py).
 
 const LOOK_MS = 100;
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import html
 from collections.abc import Sequence
 
 import ipywidgets as widgets
@@ -15,10 +14,10 @@ from labkit.results.hardware import check_device
 from labkit.results.launch import launch
 from labkit.results.run import Run
 from labkit.spec import KNOBS, Pipeline
-from labkit.view.controls import Control, knobs_in_words, shown
+from labkit.view.controls import Control, shown
 from labkit.view.live import LiveView
 from labkit.view.panel import Panel, fade
-from labkit.view.prediction_bar import PredictionBar, expected
+from labkit.view.prediction_bar import bars_html, expected
 from labkit.view.run_header import busy_of, device_of
 from labkit.view.running import pipeline_with
 
@@ -51,11 +50,11 @@ class PipelinePanel(Panel):
         self.pipeline = pipeline
         self.runs: list[Run] = []  # oldest first
         self.opened_with = self.values
-        self.bars = PredictionBar()
+        self.bars = widgets.HTML()
+        self.bars.add_class("labkit-bars")
         self._found: Prediction | None = None  # what is expected of the controls
         self.view = LiveView()
-        self.comparison = widgets.HTML()
-        self.assemble([self.bars, self.view, self.verdict, self.comparison])
+        self.assemble([], [self.bars, self.view])
         self.say("Set the knobs and press Run.")
         self._changed()
 
@@ -131,29 +130,34 @@ class PipelinePanel(Panel):
         """Draw what is expected of `asked` from the last run; about 30 ms."""
         run = self.measured()
         self._found = None if run is None else expected(run, asked)
-        self.view.expected = self.bars.show(self._found, run)
+        self._draw_bars(run)
+
+    def _draw_bars(self, before: Run | None, came: Run | None = None) -> None:
+        """Draw what was expected, from the run before it, and what came of it."""
+        found = self._found
+        self.bars.value = bars_html(found, before, came)
+        drawn = found and found.utilization_range and (*found.utilization_range, found.utilization)
+        self.view.expected = sorted(map(float, drawn or ()))
 
     def _show(self, run: Run, before: Run | None) -> None:
         """Show how `run` ended, what differs from the one before, and what had been predicted."""
         self.view.finish(run)
         if run.error:
-            self.say(run.error, good=False)
+            said = run.error
         elif run.throughput is not None:
-            self.say(run_verdict(run))
+            said = run_verdict(run)
         else:
-            self.say(f"{run.outcome.capitalize()}: too short to tell.")
-        lines = html.escape("\n".join(differences(run, before)))
-        self.comparison.value = f"<div class='labkit-said'>{lines}</div>"
+            said = f"{run.outcome.capitalize()}: too short to tell."
+        self.say("\n".join([said, *differences(run, before)]), good=not run.error)
         if run.throughput and self._found is not None:
-            self.view.expected = self.bars.show(self._found, before, run)
+            self._draw_bars(before, run)
         elif not self.refused:
             self.forecast(self.asked)
 
     def _show_busy(self, busy: bool, in_cell: bool = False) -> None:
         """Enable what can be pressed, and make faint what is not of what goes on."""
         super()._show_busy(busy, in_cell)
-        for part in (self.verdict, self.comparison):
-            fade(part, busy)
+        fade(self.verdict, busy)
 
     def _changed(self) -> None:
         """Say at once what the controls would bring, or where they do not go together."""
@@ -161,7 +165,7 @@ class PipelinePanel(Panel):
         try:
             asked = self.asked
         except ValueError as error:
-            self._refuse(knobs_in_words(str(error)))
+            self._refuse(str(error))
             return
         self._refuse("")
         if was_refused:
@@ -180,15 +184,12 @@ class PipelinePanel(Panel):
 
 
 def run_verdict(run: Run) -> str:
-    """Say how busy the device was, what limits the run, and from which step its loss is NaN."""
+    """Say how busy the device was, and what limits the run."""
     found = run.diagnose()
     said = f"{busy_of(run)}. {found}"
     if found.bottleneck == "input" and run.throughput:
         perfect = run.throughput * gain_without(found.findings[0].lost_share)
         said += f"\nWith a perfect loader: about {perfect:,.0f} samples/s."
-    gone = [step for step, loss in enumerate(run.loss) if loss != loss]
-    if gone:
-        said += f" The loss is NaN from step {gone[0]} on: see notebook 05."
     return said
 
 

@@ -6,55 +6,43 @@ import html
 import math
 from collections.abc import Mapping
 
-import ipywidgets as widgets
-
 from labkit.prediction.prediction import Prediction, predict
 from labkit.results.core_use import CoreUse
 from labkit.results.run import Run
 from labkit.spec import Pipeline
-from labkit.view.controls import knobs_in_words
 
 BEFORE_ANY = "Run once: from then on this line says what a slider would bring, before you run it."
 UNMOVED = "Move a slider: what it would bring is drawn here, before you run it."
 
 
-class PredictionBar(widgets.HTML):
-    """Draws a prediction: its ranges as bars, with marks of the run before and of what came.
+def expected(run: Run, asked: Pipeline) -> Prediction | None:
+    """Predict what `asked` would bring from what `run` measured; None where nothing differs."""
+    old = run.asked.to_dict()
+    changes = {name: value for name, value in asked.to_dict().items() if value != old[name]}
+    return predict(run, **changes) if changes else None
+
+
+def bars_html(found: Prediction | None, before: Run | None, came: Run | None = None) -> str:
+    """Draw what was `found` from the run `before`: its ranges as bars, and marks of what came.
 
     How the marks look is in live.css, by their names.
     """
-
-    def __init__(self):
-        super().__init__()
-        self.add_class("labkit-bars")
-        self.show(None, None)
-
-    def show(
-        self, found: Prediction | None, before: Run | None, came: Run | None = None
-    ) -> list[float]:
-        """Draw what was `found` from the run `before`; None: nothing differs from it.
-
-        Returns the predicted busy share: low end, value and high end; [] without one.
-        """
-        if before is None or found is None or found.cannot:
-            said = BEFORE_ANY if before is None else UNMOVED
-            if found is not None:
-                said = f"No prediction: {knobs_in_words(found.why)}."
-            self.value = f"<div role='status'>{html.escape(said)}</div>"
-            return []
-        if came is None:
-            gain = (found.throughput or 0.0) / (before.throughput or math.inf)
-            limit = html.escape(str(found.limit))
-            said = f"<b>Expected:</b> {gain:.2g}x the last run; limit: {limit}."
-        else:
-            said = outcome_text(found, came)
-        drawn = {"last-run": before, "predicted": found} | ({"came": came} if came else {})
-        spans = [f"<span class='{name}'>{name.replace('-', ' ')}</span>" for name in drawn]
-        rows = bar("samples/s", ",.0f", "throughput", found, drawn)
-        rows += bar("busy", ".0%", "utilization", found, drawn)
-        self.value = f"<div role='status'><div>{said}{''.join(spans)}</div>{rows}</div>"
-        low, high = found.utilization_range or (0.0, 0.0)
-        return [float(low), found.utilization or 0.0, float(high)]
+    if before is None or found is None or found.cannot:
+        said = BEFORE_ANY if before is None else UNMOVED
+        if found is not None:
+            said = f"No prediction: {found.why}."
+        return f"<div role='status'>{html.escape(said)}</div>"
+    if came is None:
+        gain = (found.throughput or 0.0) / (before.throughput or math.inf)
+        limit = html.escape(found.limit or "unknown")
+        said = f"<b>Expected:</b> {gain:.2g}x the last run; limit: {limit}."
+    else:
+        said = outcome_text(found, came)
+    drawn = {"last-run": before, "predicted": found} | ({"came": came} if came else {})
+    spans = [f"<span class='{name}'>{name.replace('-', ' ')}</span>" for name in drawn]
+    rows = bar("samples/s", ",.0f", "throughput", found, drawn)
+    rows += bar("busy", ".0%", "utilization", found, drawn)
+    return f"<div role='status'><div>{said}{''.join(spans)}</div>{rows}</div>"
 
 
 def bar(
@@ -80,22 +68,9 @@ def bar(
 
 def outcome_text(found: Prediction, came: Run) -> str:
     """Say how right a prediction was, as HTML."""
-    predicted = found.throughput or 0.0
     measured = came.throughput or 0.0
     low, high = found.throughput_range or (0.0, 0.0)
     said = f"{'inside' if low <= measured <= high else 'outside'} the range"
     if CoreUse.of(came).is_shared:
         said = "not comparable: other programs used the cores"
-    return f"<b>Predicted {predicted:,.0f}, came {measured:,.0f} samples/s:</b> {said}."
-
-
-def expected(run: Run, asked: Pipeline) -> Prediction | None:
-    """Predict what `asked` would bring from what `run` measured; None where nothing differs."""
-    if not isinstance(run.asked, Pipeline):
-        return None
-    is_gpu = run.machine.kind == "gpu"
-    cores = run.machine.cpu_cores or 1
-    old = run.asked.filled(is_gpu, cores)
-    new = asked.filled(is_gpu, cores)
-    changes = {name: value for name, value in new.items() if old[name] != value}
-    return predict(run, **changes) if changes else None
+    return f"<b>Predicted {found.throughput:,.0f}, came {measured:,.0f} samples/s:</b> {said}."

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import math
+from typing import Literal
 
 import numpy as np
 import pandas
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from labkit.bench.grid import NOISY
-from labkit.results.measurements import short
+from labkit.results.measurements import UNITS, Measurements, short
 from labkit.view.primitives import name_rows, write_beside
-from labkit.view.series import (
-    LONGEST_NAME,
-    Rows,
-    frame_of,
-    origins_of,
-    tidied,
-    with_unit,
-)
 from labkit.view.style import (
     BEFORE,
     BOLD,
     GREY,
+    LINES,
     Picture,
     drawable,
     legend_above,
@@ -32,14 +24,19 @@ from labkit.view.style import (
     page,
 )
 
+Rows = pandas.DataFrame | Measurements
+
 LOGS = (None, "", "x", "y", "xy")
 HOLLOW = f"hollow: noisy, spread above {NOISY:.0%} of the median"
-MARKERS = ("s", "D", "^", "v", "P", "X")  # of what is beside; the user's own points are "o"
 LEAST_RANGE = 8  # powers of two over such a range are drawn at equal distances
 MOST_TICKS = 10
 LINES_IN = 3.3  # height of axes with lines
 BAR_IN = 0.2
 GRID = {"color": "#E6E6E6", "linewidth": 0.8}
+LONGEST_NAME = 80
+GITHUB = r"https?://github\.com/([^/]+/[^/]+).*"
+UNITS_AT_END = UNITS | {"s": "s", "w": "W", "gb": "GB", "kib": "KiB", "mib": "MiB", "gib": "GiB"}
+WHISKER = {"fmt": "none", "ecolor": BEFORE, "capsize": 2.5}
 
 
 @our_style
@@ -72,7 +69,7 @@ def plot(
     if log not in LOGS:
         raise ValueError(f"log={log!r} is not allowed: use 'x', 'y', 'xy', '' or None.")
     drawn = tidied(rows, x, y, by, beside)
-    notes = [_origin_of(rows, x), *_notes_of(drawn, y)]
+    notes = [*dict.fromkeys(_origins_of(rows, x, by)), *_notes_of(drawn, y)]
     header = [(title, BOLD), *((note, GREY) for note in notes)]
     figure, [axes] = page(header, [height_in(drawn)])
     draw_rows(axes, drawn, x, y, log)
@@ -80,23 +77,109 @@ def plot(
     return figure
 
 
-def _origin_of(table: Rows, x: str) -> str:
-    """Say who measured the rows, and on which cards where the axes do not; "" of one's own."""
+def frame_of(table: Rows) -> pandas.DataFrame:
+    """Return a table's rows."""
+    return table if isinstance(table, pandas.DataFrame) else table.rows
+
+
+def tidied(
+    table: Rows, x: str, y: str, by: str | None = None, beside: Rows | None = None
+) -> pandas.DataFrame:
+    """Return what is drawn of a table, and of one beside it; the same value has the same colour.
+
+    Columns: `x` (NaN where it is text) and its `name` in words; `y`, NaN where there is none, and
+    `why`; `spread`, half of the interquartile range; `noisy`; `is_beside`; `label` and `colour`,
+    the same for rows that a line joins; `fill`. Raises ValueError where a column is missing.
+    """
+    drawn = _drawn_of(table, x, y, by).assign(is_beside=False, label=lambda rows: rows["key"])
+    if beside is not None:
+        drawn["label"] = _labels(drawn, _origins_of(table, x, by), "here")
+        other = _drawn_of(beside, x, y, by if by in frame_of(beside) else None)
+        label = _labels(other, _origins_of(beside, x, by), "beside")
+        drawn = pandas.concat([drawn, other.assign(is_beside=True, label=label)], ignore_index=True)
+    key = drawn["key"].where(drawn["key"] != "", drawn["label"])
+    drawn["colour"] = np.array(LINES)[pandas.factorize(key)[0] % len(LINES)]
+    drawn["fill"] = drawn["colour"].mask(drawn["noisy"] | drawn["is_beside"], "white")
+    return drawn
+
+
+def _drawn_of(table: Rows, x: str, y: str, by: str | None) -> pandas.DataFrame:
+    """Return the columns of `tidied` that a table alone tells; `key` is the value of `by`."""
+    frame = frame_of(table).reset_index(drop=True)
+    for column in filter(None, (x, y, by)):
+        if column not in frame:
+            raise ValueError(f"No column {column!r}; there are: {', '.join(frame.columns)}.")
+    try:
+        values = pandas.to_numeric(frame[y]).astype(float)
+    except (ValueError, TypeError):
+        raise ValueError(f"Column {y!r} holds no numbers: choose another one.") from None
+    why = frame["error"].fillna("") if "error" in frame else ""
+    values = values.mask(np.isinf(values) | (why != ""))
+    iqr = pandas.Series(frame.get(f"iqr_{y}", 0.0), frame.index)
+    found = {
+        "x": frame[x].astype(float) if _is_number(frame[x]) else np.nan,
+        "name": [word(each) for each in frame[x]],
+        "y": values,
+        "why": why,
+        "spread": iqr.astype(float).fillna(0) / 2,
+        "noisy": frame.get("noisy", values.isna()).eq(True) & values.notna(),
+        "key": "" if by is None else _in_words(frame[by]),
+    }
+    return pandas.DataFrame(found)
+
+
+def _in_words(column: pandas.Series) -> list[str]:
+    """Return each value of a column in words, "batch size 64" of a number."""
+    has_name = _is_number(column) or column.dtype == bool
+    what = f"{str(column.name).replace('_', ' ')} " if has_name else ""
+    return [drawable(f"{what}{word(value)}", LONGEST_NAME) for value in column]
+
+
+def _is_number(column: pandas.Series) -> bool:
+    """Return whether a column holds numbers; True and False are names."""
+    return column.dtype.kind in "iuf"
+
+
+def word(value: object) -> str:
+    """Write one cell of a table: 512 for 512.0."""
+    return f"{value:.10g}" if isinstance(value, (float, np.floating)) else str(value)
+
+
+def _labels(drawn: pandas.DataFrame, origins: list[str], otherwise: str) -> list[str]:
+    """Return what the legend calls each row where two tables stand side by side."""
+    both = zip(drawn["key"], origins, strict=True)
+    return [", ".join(filter(None, each)) or otherwise for each in both]
+
+
+def _origins_of(table: Rows, x: str, by: str | None) -> list[str]:
+    """Say of each row who measured it, if others did: "A40, published by OWNER/REPOSITORY"."""
     frame = frame_of(table)
-    origin = ", ".join(filter(None, dict.fromkeys(origins_of(table))))
-    cards = frame["card"].unique() if origin and "card" in frame and x != "card" else ()
-    return ": ".join(filter(None, [", ".join(cards), origin]))
+    if "source" not in frame:
+        return [getattr(table, "mark", "") or ""] * len(frame)
+    origins = "published by " + frame["source"].replace(GITHUB, r"\1", regex=True)
+    if "card" in frame and "card" not in (x, by):
+        origins = frame["card"] + ", " + origins
+    return list(origins)
+
+
+def with_unit(column: str) -> str:
+    """Return a column's name as an axis says it: "TFLOP/s", "step, ms", "batch size"."""
+    if column in UNITS_AT_END:
+        return UNITS_AT_END[column]
+    words = column.replace("_per_", "/")
+    name, _, unit = words.rpartition("_")
+    if name and unit in UNITS_AT_END:
+        words = f"{name}, {UNITS_AT_END[unit]}"
+    return words.replace("_", " ")
 
 
 def _notes_of(drawn: pandas.DataFrame, y: str) -> list[str]:
     """Return what stands above the axes: what is missing, "float32: out of memory (512)" ..."""
     notes = []
     missing = drawn[drawn["y"].isna()]
-    for _, rows in missing.groupby(["label", "why"], sort=False):
-        first = rows.iloc[0]
-        why = drawable(first["why"] or f"no {y}", LONGEST_NAME)
-        label = f"{first['label']}: " if first["label"] else ""
-        notes.append(f"{label}{why} ({', '.join(rows['name'])})")
+    for (label, why), rows in missing.groupby(["label", "why"], sort=False):
+        reason = drawable(why or f"no {y}", LONGEST_NAME)
+        notes.append(": ".join(filter(None, [label, f"{reason} ({', '.join(rows['name'])})"])))
     if drawn["spread"].any():
         notes.append("error bars: half the interquartile range up and down")
     if drawn["noisy"].any():
@@ -119,64 +202,35 @@ def draw_rows(axes: Axes, drawn: pandas.DataFrame, x: str, y: str, log: str | No
     axes.set_axisbelow(True)
     is_log = "y" in (log or "") and bool((drawn["y"] > 0).any())
     if not is_lines(drawn):
-        _draw_bars(axes, drawn, is_log)
+        _draw_names(axes, drawn, is_log)
         axes.set_xlabel(with_unit(y))
         axes.grid(axis="both" if is_log else "x", **GRID)
         return
-    for number, (_, rows) in enumerate(drawn.groupby(["is_beside", "label"], sort=False)):
-        rows = rows.sort_values("x", kind="stable")
-        line = "--" if rows["is_beside"].any() else "-"
-        line = "" if rows["x"].duplicated().any() else line
-        _draw_points(axes, rows, rows["x"], rows["y"], number, line)
-        if rows["spread"].any():
-            bars = {"fmt": "none", "ecolor": rows["colour"].iloc[0], "capsize": 2.5}
-            axes.errorbar(rows["x"], rows["y"], rows["spread"], **bars)
+    for _, rows in drawn.groupby(["is_beside", "label"], sort=False):
+        _draw_line(axes, rows.sort_values("x", kind="stable"))
     _mark_places(axes, np.unique(drawn["x"]), log)
     axes.set(xlabel=with_unit(x), ylabel=with_unit(y))
     axes.grid(**GRID)
     if is_log:
-        axes.set_yscale("log")
-        _plain_numbers(axes.yaxis)
+        _make_log(axes, "y")
     elif not (drawn["y"] < 0).any():
         axes.set_ylim(bottom=0)
 
 
-def _draw_points(
-    axes: Axes,
-    rows: pandas.DataFrame,
-    x: pandas.Series,
-    y: pandas.Series,
-    number: int,
-    line: str = "",
-) -> None:
-    """Draw rows of one label as points, joined by a `line` in its style; noisy ones are hollow."""
-    label, colour, is_beside = rows[["label", "colour", "is_beside"]].iloc[0]
-    marker = MARKERS[number % len(MARKERS)] if is_beside else "o"
-    look = {"color": colour, "marker": marker, "markersize": 5}
-    noisy = rows["noisy"]
-    axes.plot(x, y, linestyle=line, label=label or None, **look)
-    axes.plot(x[noisy], y[noisy], linestyle="", markerfacecolor="white", zorder=3, **look)
+def _draw_line(axes: Axes, rows: pandas.DataFrame) -> None:
+    """Draw the rows of one label: a line through their points, dashed where it is beside."""
+    first = rows.iloc[0]
+    line = "--" if first["is_beside"] else "-"
+    if rows["x"].duplicated().any():
+        line = ""
+    look = {"color": first["colour"], "linestyle": line, "label": first["label"] or None}
+    axes.plot(rows["x"], rows["y"], marker="o" if not line else None, markersize=5, **look)
+    axes.scatter(rows["x"], rows["y"], s=25, c=rows["fill"], edgecolors=rows["colour"], zorder=3)
+    if rows["spread"].any():
+        axes.errorbar(rows["x"], rows["y"], rows["spread"], **WHISKER)
 
 
-def _mark_places(axes: Axes, places: np.ndarray, log: str | None) -> None:
-    """Scale the x axis, and mark it at the places themselves as far as there is room."""
-    is_doubling = len(places) > 0 and all(
-        place >= 1 and math.log2(place).is_integer() for place in places
-    )
-    is_wide = is_doubling and places[-1] >= LEAST_RANGE * places[0]
-    if is_wide if log is None else "x" in log:
-        axes.set_xscale("log")
-        _plain_numbers(axes.xaxis)
-        if is_doubling:
-            marks = places[:: math.ceil(len(places) / MOST_TICKS)]
-            axes.set_xticks(marks, [f"{mark:,.0f}" for mark in marks])
-    elif len(places) > 1 and np.diff(places).min() > np.ptp(places) / MOST_TICKS:
-        axes.set_xticks(places)
-    elif all(place.is_integer() for place in places):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _draw_bars(axes: Axes, drawn: pandas.DataFrame, is_log: bool) -> None:
+def _draw_names(axes: Axes, drawn: pandas.DataFrame, is_log: bool) -> None:
     """Draw a group of bars for each name, from top to bottom; each bar has its number.
 
     On a logarithmic axis they are points: such an axis has no zero where a bar could begin.
@@ -185,47 +239,40 @@ def _draw_bars(axes: Axes, drawn: pandas.DataFrame, is_log: bool) -> None:
     count = drawn["name"].map(drawn["name"].value_counts())
     thickness = 0.8 / count.max()
     middle = row + (drawn.groupby("name").cumcount() - (count - 1) / 2) * thickness
-    for number, (_, rows) in enumerate(drawn.groupby(["is_beside", "label"], sort=False)):
+    for (is_beside, label), rows in drawn.groupby(["is_beside", "label"], sort=False):
+        look = {"color": rows["fill"], "edgecolor": rows["colour"], "label": label or None}
         if is_log:
-            _draw_points(axes, rows, rows["y"], middle[rows.index], number)
+            axes.scatter(rows["y"], middle[rows.index], s=25, **look)
         else:
-            _draw_group(axes, rows, middle[rows.index], 0.9 * thickness)
+            hatch = "////" if is_beside else None
+            axes.barh(middle[rows.index], rows["y"], 0.9 * thickness, hatch=hatch, **look)
     if drawn["spread"].any():
-        bars = {"fmt": "none", "ecolor": BEFORE, "capsize": 2.5}
-        axes.errorbar(drawn["y"], middle, xerr=drawn["spread"], **bars)
+        axes.errorbar(drawn["y"], middle, xerr=drawn["spread"], **WHISKER)
     for place, value, spread in zip(middle, drawn["y"], drawn["spread"], strict=True):
         if not np.isnan(value):
             write_beside(axes, value + spread, place, str(short(value)))
     name_rows(axes, list(names))
     if is_log:
-        axes.set_xscale("log")
-        _plain_numbers(axes.xaxis)
+        _make_log(axes, "x")
 
 
-def _draw_group(
-    axes: Axes, rows: pandas.DataFrame, middle: pandas.Series, thickness: float
-) -> None:
-    """Draw the bars of one label: filled, or hatched and dashed if beside; noisy ones hollow."""
-    label, colour, is_beside = rows[["label", "colour", "is_beside"]].iloc[0]
-    axes.barh(
-        middle,
-        rows["y"],
-        thickness,
-        label=label or None,
-        edgecolor=colour,
-        facecolor="white" if is_beside else colour,
-        hatch="////" if is_beside else None,
-        linestyle="--" if is_beside else "-",
-    )
-    noisy = rows["noisy"]
-    axes.barh(middle[noisy], rows["y"][noisy], thickness, edgecolor=colour, facecolor="white")
+def _mark_places(axes: Axes, places: np.ndarray, log: str | None) -> None:
+    """Scale the x axis, and mark it at the places themselves as far as there is room."""
+    is_doubling = len(places) > 0 and bool(np.all(np.log2(places.clip(min=0.1)) % 1 == 0))
+    is_wide = is_doubling and places[-1] >= LEAST_RANGE * places[0]
+    if is_wide if log is None else "x" in log:
+        _make_log(axes, "x")
+        if is_doubling:
+            axes.set_xticks(places[:: len(places) // MOST_TICKS + 1])
+    elif len(places) > 1 and np.diff(places).min() > np.ptp(places) / MOST_TICKS:
+        axes.set_xticks(places)
 
 
-def _plain_numbers(axis: Axis) -> None:
-    """Mark a logarithmic axis at powers of ten, a short one at 2 and 5 of them too."""
+def _make_log(axes: Axes, name: Literal["x", "y"]) -> None:
+    """Make an axis logarithmic, in plain numbers; a short one is marked at 2 and 5 too."""
+    axes.set(**{f"{name}scale": "log"})
+    axis = getattr(axes, f"{name}axis")
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
-    axis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
-    )
+    axis.set_major_formatter("{x:,.7g}")
     axis.set_minor_locator(NullLocator())

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
+from matplotlib.ticker import PercentFormatter
 
 from labkit.diagnosis.hot_lines import Lines
 from labkit.results.readings import driver_readings, readings_of
@@ -37,15 +37,14 @@ from labkit.view.style import (
     page,
 )
 
-WINDOW_STEPS = (10, 24)  # steps in the window, at least and at most: two rounds of the workers
-SLOW_STEPS = 6  # of the slower of two runs, whose windows are of one length
-NEAR_STEPS = 1000  # before and after the middle, of which the window is taken
+WINDOW_STEPS = 10  # of the slower run, in the stretch that is enlarged; of two runs half as many
+NEAR_STEPS = 1000  # before and after the middle, of which the stretch is taken
 STEPS_A_BIN = 3  # of the utilization: finer bins would show single teeth, aliased
-MAX_BINS = 120
+BINS = (4, 120)
 TEETH, WHOLE, STEP = 1.1, 1.4, 0.25  # heights of the axes, relative to each other
-LINE_PX = 27  # of a line of code
-AROUND_PX = 30
-MOST_LINES = 6  # of the loop, and half as many of the workers
+LINE, AROUND_LINES = 0.14, 0.15  # of a line of code, and of what stands around them
+UNIT_PX = 200  # of these heights
+MOST_LINES = 8  # of code
 LEAST_SHARE = 0.02  # of the time, of a line that is drawn
 PLACE_LENGTH = 20  # characters of a line's place
 LINE_LENGTH = 64
@@ -66,24 +65,23 @@ def draw_run(run: Run, before: Run | None) -> Figure:
         if run.launches_only:
             why = "Nothing to draw: when the device was busy is not known, only what it was given."
         return page([*header, (why, GREY if run.error else LOUD)], [])[0]
-    if before is not None and before.utilization is None:
-        before = None  # the header says so
-    runs = {"this run": run} if before is None else {"before": before, "this run": run}
-    tall = [*[TEETH] * len(runs), WHOLE, STEP * len(runs)]
+    runs = {"this run": run}
+    if before is not None and before.utilization is not None:  # else the header says so
+        runs = {"before": before, **runs}
+    heights = [*[TEETH] * len(runs), WHOLE, STEP * len(runs)]
     height_px = FIGURE_PX[before is not None]
     bars = line_bars(run.lines) if run.watched else []
     if bars:
-        bars_px = AROUND_PX + LINE_PX * len(bars)
-        tall.append(sum(tall) * bars_px / height_px)
-        height_px += bars_px
-    figure, axes = page(header, tall, height_px)
+        heights.append(AROUND_LINES + LINE * len(bars))
+        height_px += round(UNIT_PX * heights[-1])
+    figure, axes = page(header, heights, height_px)
     length_s = window_s(runs.values())
     marked_s = 0.0, 0.0
     for place, (name, each) in zip(axes, runs.items(), strict=False):
-        what = "The teeth" if before is None else f"{name}: {in_short(each)}"
+        what = "The teeth" if len(runs) == 1 else f"{name}: {in_short(each)}"
         marked_s = _draw_teeth(place, each, length_s, what)
     axes[len(runs) - 1].set_xlabel(f"{SINCE}: the marked stretch below, enlarged")
-    _draw_whole(axes[len(runs)], run, before, marked_s)
+    _draw_whole(axes[len(runs)], runs, marked_s)
     draw_mean_steps(axes[len(runs) + 1], runs)
     if bars:
         hbars(axes[-1], bars)
@@ -94,13 +92,9 @@ def draw_run(run: Run, before: Run | None) -> Figure:
 
 def window_s(runs: Collection[Run]) -> float:
     """Return how much of each run is drawn enlarged, s: a few steps, of the slower one."""
-    steps = SLOW_STEPS
-    if len(runs) == 1:
-        [run] = runs
-        steps = np.clip(2 * (run.pipeline.num_workers or 0), *WINDOW_STEPS)
     measured_s = [run.length_s - end_of(run, max(run.warmup, 1)) for run in runs]
     longest_ms = max(run.step_ms or 0.0 for run in runs)
-    return max(min(steps * longest_ms / 1e3, *measured_s), 1e-6)
+    return max(min(WINDOW_STEPS / len(runs) * longest_ms / 1e3, *measured_s), 1e-6)
 
 
 def _draw_teeth(axes: Axes, run: Run, length_s: float, what: str) -> tuple[float, float]:
@@ -108,47 +102,41 @@ def _draw_teeth(axes: Axes, run: Run, length_s: float, what: str) -> tuple[float
     first = max(run.warmup, 1)
     middle = (first + run.steps) // 2
     near = run.stretch(max(0, middle - NEAR_STEPS), min(run.steps, middle + NEAR_STEPS))
-    earliest = end_of(run, first)
-    start = np.clip(end_of(run, middle) - length_s / 2, earliest, run.length_s - length_s)
+    latest = run.length_s - length_s
+    start = np.clip(end_of(run, middle) - length_s / 2, end_of(run, first), latest)
     lanes = [Lane("loop waits for data", [(WAIT, near[:, 0:2])], 0.6)]
     if not run.watched:
         lanes.append(Lane("copy", [(COPY, near[:, 2:4])], 0.6))
     lanes.append(Lane(f"{device_of(run)} busy", [(COMPUTE, near[:, 4:6])], 2.0))
     draw_lanes(axes, lanes, start, start + length_s)
-    axes.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(ScalarFormatter(useOffset=False))
     axes.set_title(f"{what} (true intervals of {ms(1e3 * length_s)} ms)", loc="left")
     return start, start + length_s
 
 
-def _draw_whole(axes: Axes, run: Run, before: Run | None, marked_s: tuple[float, float]) -> None:
+def _draw_whole(axes: Axes, runs: Mapping[str, Run], marked_s: tuple[float, float]) -> None:
     """Draw utilization from the true intervals, the instruments' samples, warm-up and mean."""
-    bin_s = run.length_s / bins_of(run)
-    width = f"{ms(1e3 * bin_s)} ms" if bin_s < 1 else f"{ms(bin_s)} s"
+    run = runs["this run"]
+    shares, edges = _binned(run)
     what = "gaps between kernels included" if run.utilization_is_upper_bound else "true intervals"
-    look = {"facecolor": COMPUTE, "alpha": 0.35, "linewidth": 0}
-    axes.stairs(*_binned(run), fill=True, label=f"busy share of every {width} ({what})", **look)
-    axes.stairs(*_binned(run), color=COMPUTE, linewidth=1.3, zorder=4)
+    label = f"busy share of every {ms(1e3 * edges[1])} ms ({what})"
+    look = {"facecolor": (COMPUTE, 0.35), "edgecolor": COMPUTE, "linewidth": 1.3}
+    axes.stairs(shares, edges, fill=True, label=label, **look)
     if run.warmup:
-        warm = {"color": "#EEEEEE", "linewidth": 0, "zorder": 0}
-        axes.axvspan(0, end_of(run, run.warmup), label="warm-up", **warm)
-    for name, (seconds, shares) in curves(run).items():
-        axes.plot(seconds, shares, ".-", markersize=2.5, lw=0.8, c=INSTRUMENTS[name], label=name)
-    if before is not None:
-        look = {"color": BEFORE, "linewidth": 1.0, "alpha": 0.75, "zorder": 3}
-        axes.stairs(*_binned(before), label="before", **look)
-    axes.axvspan(*marked_s, facecolor="none", edgecolor="black", linewidth=0.9, zorder=2)
+        look = {"facecolor": "none", "edgecolor": BEFORE, "hatch": "////", "linewidth": 0}
+        axes.axvspan(0, end_of(run, run.warmup), label="warm-up, left out", **look)
+    for name, (seconds, samples) in curves(run).items():
+        axes.plot(seconds, samples, ".-", markersize=2.5, lw=0.8, c=INSTRUMENTS[name], label=name)
+    if "before" in runs:
+        axes.stairs(*_binned(runs["before"]), color=BEFORE, label="before")
+    axes.axvspan(*marked_s, facecolor="none", edgecolor="black", linewidth=0.9)
     mean = run.utilization or 0.0
-    axes.axhline(mean, color="black", linestyle="--", linewidth=1, zorder=5)
+    axes.axhline(mean, color="black", linestyle="--", linewidth=1)
     at_most = "\n≤" if run.utilization_is_upper_bound else ""  # one line would be too long
     beside = axes.get_yaxis_transform()
-    text = f"mean{at_most} {mean:.0%}"
-    axes.text(1.01, mean, text, transform=beside, va="center", weight="bold")
-    length_s = max(run.length_s, before.length_s if before else 0)
-    axes.set(xlim=(0, length_s), ylim=(0, 1.03), yticks=[0, 0.25, 0.5, 0.75, 1])
+    axes.text(1.01, mean, f"mean{at_most} {mean:.0%}", transform=beside, va="center", weight="bold")
+    axes.set(xlim=(0, max(each.length_s for each in runs.values())), ylim=(0, 1.03))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.set_ylabel(f"{device_of(run)} busy")
-    axes.set_xlabel(f"{SINCE}: the whole run")
+    axes.set(ylabel=f"{device_of(run)} busy", xlabel=f"{SINCE}: the whole run")
     legend_above(axes)
 
 
@@ -169,57 +157,43 @@ def end_of(run: Run, steps: int) -> float:
     return float(run.stretch(steps - 1, steps)[0, 5])
 
 
-def bins_of(run: Run) -> int:
-    """Return in how many equal bins a run's utilization is drawn."""
-    return int(np.clip(run.steps // STEPS_A_BIN, 4, MAX_BINS))
-
-
 def _binned(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """Return a run's utilization in equal bins, and their edges, s."""
-    bins = bins_of(run)
+    bins = int(np.clip(run.steps // STEPS_A_BIN, *BINS))
     return run.timeline(bins)[1], np.linspace(0, run.length_s, bins + 1)
 
 
-def step_parts(run: Run, steps: int) -> dict[str, float]:
-    """Return the parts of so many mean steps in ms: every moment in one of `PARTS`."""
-    return {part: steps * (getattr(run, f"{part}_ms") or 0.0) for part in PARTS}
-
-
 def draw_mean_steps(axes: Axes, runs: Mapping[str, Run]) -> None:
-    """Draw the mean step of each run; every number of the last one is in the legend."""
+    """Draw the mean step of each run; every number of the last one is in the legend.
+
+    Where batches are accumulated it is that of an update: a micro-batch beside a whole batch
+    compares nothing.
+    """
     micro = {name: run.pipeline.accumulation_steps or 1 for name, run in runs.items()}
-    what = "step"
-    if len(set(micro.values())) > 1:  # a micro-batch beside a whole batch compares nothing
-        what = "update ({} micro-batches before, {} now)".format(*micro.values())
-    else:
-        micro = dict.fromkeys(micro, 1)
-    rows = {name: step_parts(run, micro[name]) for name, run in runs.items()}
-    *then, now = rows.values()
-    whole_ms = sum(now.values())
-    named = {}
-    for part, (name, colour) in PARTS.items():
-        numbers = f"{ms(now[part])} ms ({now[part] / whole_ms:.0%})"
-        for earlier in then:
-            numbers = f"{ms(earlier[part])} → {ms(now[part])} ms"
-        named[part] = (f"{name} {numbers}", colour)
+    rows = {}
+    for name, run in runs.items():
+        rows[name] = {part: micro[name] * (getattr(run, f"{part}_ms") or 0.0) for part in PARTS}
+    named = {part: (name, colour) for part, (name, colour) in PARTS.items()}
     if any(run.watched for run in runs.values()):
         del named["copy"]  # somewhere inside the loop's body
-        text, colour = named["compute"]
-        named["compute"] = (text.replace("compute", "loop body"), colour)
+        named["compute"] = ("loop body", COMPUTE)
     stack(axes, rows, {part: colour for part, (_, colour) in named.items()})
     for row, spent in enumerate(rows.values()):
         total_ms = sum(spent.values())
         write_beside(axes, total_ms, row, f"{ms(total_ms)} ms")
-    legend_above(axes, patches(named.values()))
+    handles = []
+    for part, (name, colour) in named.items():
+        numbers = " → ".join(ms(spent[part]) for spent in rows.values())
+        handles.append((f"{name} {numbers} ms", colour))
+    legend_above(axes, patches(handles))
+    what = "update" if max(micro.values()) > 1 else "step"
     axes.set_xlabel(f"ms of the mean {what}: what the device did, or waited for (warm-up left out)")
 
 
 def line_bars(lines: Lines) -> list[Bar]:
     """Return a bar for each of the costliest lines of a loop and of its workers."""
-    loop = [line for line in lines.lines if line.phase != "worker"][:MOST_LINES]
-    workers = [line for line in lines.lines if line.phase == "worker"][: MOST_LINES // 2]
     bars = []
-    for line in [*loop, *workers]:
+    for line in lines.lines[:MOST_LINES]:
         if line.share >= LEAST_SHARE:
             what = f"{line.phase}, {line.function}(): {line.call or line.kind}"
             text = f"{line.share:.0%} {what}"[:LINE_LENGTH]

@@ -29,7 +29,7 @@ def run_header(run: Run, before: Run | None) -> list[TextLine]:
     runs = [run] if before is None else [run, before]
     texts = [
         delays_of(runs),
-        knobs_line(run),
+        shortened(run.asked.changed(), KNOBS_LENGTH) or "the default pipeline",
         f"before: {_before(run, before)}" if before else "",
         f"not applied on this device: {', '.join(run.not_applied)}" if run.not_applied else "",
         f"MFU of {run.peak}" if run.mfu_text else "",
@@ -41,11 +41,10 @@ def message(run: Run, before: Run | None = None) -> str:
     """Return the title: what came out, in numbers, and what was changed to get there."""
     if run.throughput is None:
         return "No numbers"
-    busy = busy_of(run)
     if before is None or not before.throughput:
-        return f"{run.throughput:,.0f} {run.unit}/s, {busy}"
+        return f"{run.throughput:,.0f} {run.unit}/s, {busy_of(run)}"
     gain = run.throughput / before.throughput
-    return f"{_apart(before, run, TITLE_LENGTH)}: {gain:.1f}x the throughput, {busy}"
+    return f"{_changes(before, run, TITLE_LENGTH)}: {gain:.1f}x the throughput, {busy_of(run)}"
 
 
 def doubts(run: Run | Ranks) -> list[TextLine]:
@@ -58,12 +57,6 @@ def doubts(run: Run | Ranks) -> list[TextLine]:
     if run.outcome != "finished":
         lines.append(f"{run.ended}: {run.error}" if run.error else run.ended)
     return [(line, LOUD) for line in lines]
-
-
-def knobs_line(run: Run) -> str:
-    """Return the knobs that were asked for and are not the defaults."""
-    asked = _fixes(run) or run.asked.changed()
-    return shortened(asked, KNOBS_LENGTH) or "the default pipeline"
 
 
 def device_of(run: Run) -> str:
@@ -80,25 +73,17 @@ def busy_of(run: Run) -> str:
 def _before(run: Run, before: Run) -> str:
     """Name the run before by the knobs in which it differs, and say where it is from."""
     missing = "" if before.throughput else f": {before.outcome}, without numbers to draw"
-    name = f"{_apart(run, before, KNOBS_LENGTH)}{missing}"
+    name = f"{_changes(run, before, KNOBS_LENGTH)}{missing}"
     return f"{before.mark}, {name}" if before.mark else name
 
 
-def _apart(old: Run, new: Run, length: int) -> str:
-    """Return the knobs of `new` that differ from `old`; of the slow script what is fixed."""
+def _changes(old: Run, new: Run, length: int) -> str:
+    """Return the knobs of `new` that differ from `old`."""
     known = old.asked.to_dict()
-    asked = new.asked.to_dict()
-    changed = {name: value for name, value in asked.items() if value != known.get(name)}
-    return shortened(_fixes(new) or changed, length) or "the same knobs"
+    changed = {name: v for name, v in new.asked.to_dict().items() if v != known.get(name)}
+    return shortened(changed, length) or "the same knobs"
 
 
 def shortened(knobs: Mapping[str, object], length: int) -> str:
     """Write knobs as they are typed, as many as fit the length."""
     return textwrap.shorten(as_typed(knobs), length, placeholder=" …")
-
-
-def _fixes(run: Run) -> dict[str, object]:
-    """Return what is fixed of the slow script; {} for any other run."""
-    script = (run.event("spec") or {}).get("script")
-    fixes = script.get("fixes") if isinstance(script, dict) else None
-    return {"fixed": ", ".join(map(str, fixes)) or "nothing"} if isinstance(fixes, list) else {}

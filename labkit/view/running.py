@@ -66,7 +66,7 @@ def distributed(
 ) -> Ranks:
     """Run a pipeline on several ranks under DistributedDataParallel and return its Ranks.
 
-    PyTorch's own launcher (torchrun) starts them: gloo on a CPU, nccl on GPUs.
+    They talk over gloo on a CPU, over nccl on GPUs.
 
     Args:
         pipeline: What every rank runs; its batch_size is each rank's own.

@@ -17,9 +17,8 @@ from labkit.results.sweep import Sweep
 from labkit.text import counted
 from labkit.view.display import FIGURE_PX
 from labkit.view.primitives import Lane, draw_lanes, patches, stack
-from labkit.view.rows_figure import HOLLOW, draw_rows, height_in, is_lines
+from labkit.view.rows_figure import HOLLOW, draw_rows, height_in, is_lines, tidied
 from labkit.view.run_header import KNOBS_LENGTH, device_of, doubts, header_of, shortened
-from labkit.view.series import tidied
 from labkit.view.style import (
     BLUE,
     COMPUTE,

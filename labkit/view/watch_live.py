@@ -79,15 +79,12 @@ class Watch(StandIn):
             self._run = Run(self._recorder.folder, process=self._recorder)
         return self._run
 
-    def count_flops_of(self, model: object) -> None:
-        """Count the FLOPs of this model, where it is another one; None changes nothing.
-
-        Its first training call in the next pass is counted.
-        """
-        if model is not None and model is not self.model:
+    def trains(self, model: object) -> None:
+        """Note which model the loop trains; None changes nothing."""
+        if model is not None:
             self.model = model
             if (recorder := self._open_recorder) is not None:
-                recorder.trained.count(model)
+                recorder.trained.model = model
 
     def diagnose(self) -> Diagnosis:
         """Name what holds the loop back, with evidence and advice."""
@@ -173,13 +170,12 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
     Args:
         loader: Any iterable of batches: a DataLoader, a list, a generator (good for one pass).
         live: Show a line while the loop runs and the diagnosis at its end; False only records.
-        model: The module that the loop trains, called once a batch: the FLOPs of its first training
-            call are counted, on a copy without numbers, for `.run.mfu`.
+        model: The module that the loop trains: where its weights are, and in which number format.
     """
     if model is not None and not hasattr(model, "register_forward_pre_hook"):
         raise TypeError(f"lk.watch(model={type(model).__name__}): give it the torch.nn.Module.")
     if isinstance(loader, Watch):
-        loader.count_flops_of(model)
+        loader.trains(model)
         return loader
     check_iterable(loader, "lk.watch")
     data = sys.modules.get("torch.utils.data")
@@ -195,7 +191,7 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
         anew = dataset is not None and each.call_site == call_site and not each.is_iterated
         if anew or each.loader is loader:
             each.loader = loader
-            each.count_flops_of(model)
+            each.trains(model)
             return remember(watch, each)
     return remember(watch, Watch(loader, live, call_site, model))
 

@@ -6,7 +6,8 @@ from collections.abc import Sized
 from typing import cast
 
 from labkit.instruments.batch_contents import (
-    bytes_along,
+    Keys,
+    bytes_at,
     counter_for,
     dtype_of_most,
     large_arrays,
@@ -47,7 +48,7 @@ class BatchFacts:
         self.unit = "samples"  # or "batches", where they do not show their samples
         self.counted = self.of_full_size  # what counts the samples of a batch
         self.count = self.of_full_size  # the same, where it looks for padding as well
-        self.measure = bytes_along(())  # what gives its bytes
+        self.places: list[Keys] = []  # what leads to its large arrays
         self.met = 0  # batches that may be looked at
         self.dtype: str | None = None
         self.shape: list[int] | None = None  # of the largest array in it
@@ -61,13 +62,12 @@ class BatchFacts:
         known = counter_for(batch, self.size)
         self.unit = "samples" if known or self.size else "batches"
         self.count = self.counted = known or self.of_full_size
-        self.measure = bytes_along(())
+        self.places = []
         with OwnErrors():
-            largest, places = large_arrays(batch)
+            largest, self.places = large_arrays(batch)
             self.dtype = dtype_of_most([largest])
             self.shape = list(largest.shape)
             self.on_gpu = is_a(largest, "torch", "Tensor") and not largest.is_cpu
-            self.measure = bytes_along(places)
         with OwnErrors():
             if padding_of(batch) is not None:
                 self.count = self.look
@@ -78,6 +78,10 @@ class BatchFacts:
             self.add_padding(padding_of(batch))
         self.met += 1
         return self.counted(batch)
+
+    def measure(self, batch: object) -> int:
+        """Return the bytes of a batch's large arrays."""
+        return bytes_at(batch, self.places)
 
     def of_full_size(self, _batch: object) -> int:
         """Count a batch that only the user's own code can look into; 1 where that is unknown."""

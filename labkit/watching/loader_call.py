@@ -12,7 +12,6 @@ import traceback
 from types import FrameType, MethodType
 from typing import Any
 
-from labkit.bench.model_parts import cards_of
 from labkit.instruments.before_calls import held
 from labkit.instruments.loader_knobs import torch_loader
 from labkit.instruments.stack import is_a, is_users, loop_around, variables
@@ -58,6 +57,13 @@ def call_of(loader: object, model: object = None) -> dict[str, object]:
         found["call"] = names.of_class(type(loader))
         found["arguments"] = None if found["call"] is None else _arguments(loader, names)
     return found
+
+
+def cards_of(model: object) -> int:
+    """Return on how many cards nn.DataParallel has a model compute; 1 without."""
+    if not is_a(model, "torch.nn", "DataParallel"):
+        return 1
+    return len(held(model).get("device_ids") or [0])
 
 
 def trainer_frame() -> FrameType | None:

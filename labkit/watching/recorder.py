@@ -74,8 +74,7 @@ class Recorder:
         self.closed = False
         self.batches = BatchFacts(self.knobs.get("batch_size"))
         self.trained = Trained()
-        if model is not None:
-            self.trained.count(model)
+        self.trained.model = model
         code = None  # of the call that makes the loader
         with OwnErrors():
             code = call_of(loader, model)
@@ -155,7 +154,6 @@ class Recorder:
         self.first_step = self.steps.next
         self.begun += 1
         self.log.write("epoch", n=self.epoch, step=self.steps.next, began=began_ns)
-        self.trained.begin()
         self.probes.sampler.start()
 
     @property
@@ -184,22 +182,17 @@ class Recorder:
     def hand_over(self) -> None:
         """Record the steps that have gathered."""
         steps = self.steps
-        if steps.gathered:
-            if not self.kind:
-                with unseen():
-                    self._begin()
-            call = self.trained.call
-            if call is not None and call.given:
-                call.write(self.log, None if self.batches.unit == "samples" else 1)
-                self.trained.call = None
+        if steps.gathered and not self.kind:
+            with unseen():
+                self._begin()
         steps.write()
 
     def _begin(self) -> None:
         """Say what this is: known only when the first body has run, and used the device."""
         trained = self.trained
-        if trained.call is not None:
+        if trained.model is not None:
             with OwnErrors():
-                trained.note(list(trained.call.model.parameters()))
+                trained.note(list(trained.model.parameters()))
         machine, self.steps.clock = device_in_use.machine_and_clock(self.steps.add, trained.device)
         self.kind = machine["kind"]
         self.log.write("machine", **machine)
@@ -281,7 +274,6 @@ class Recorder:
             self.fail(error)
         self.probes.sampler.stop()
         self.flush()
-        self.trained.forget()
         self.probes.close()
         self.log.close()
         self.closed = True

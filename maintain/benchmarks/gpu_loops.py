@@ -6,8 +6,8 @@
 
 Needs a CUDA GPU. A loop trains for 5 s beyond its start, compiled ones after a longer start; it
 prints "RATE", its samples/s. What CONTRIBUTING.md says of an H200 was measured on first versions of
-these loops, written out one by one; JPEGs decoded without workers are the default pipeline's fault,
-too, and their loop is in the repository's history only.
+these loops; JPEGs decoded without workers are the default pipeline's fault, too, and their loop and
+that of micro-batches are in the repository's history only.
 """
 
 from __future__ import annotations
@@ -47,15 +47,14 @@ class Rate:
         return True
 
 
-def train(model, optimizer, batches, rate, every=1, prepare=lambda x: x):
-    """Train over `batches` again and again, with an update after `every` of them."""
-    for number, (x, y) in enumerate(endless(batches), 1):
+def train(model, optimizer, batches, rate, prepare=lambda x: x):
+    """Train over `batches` again and again."""
+    for x, y in endless(batches):
         x = prepare(x.cuda(non_blocking=x.is_pinned()))
-        loss = nn.functional.cross_entropy(model(x), y.cuda()) / every
+        loss = nn.functional.cross_entropy(model(x), y.cuda())
         loss.backward()
-        if number % every == 0:
-            optimizer.step()
-            optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         if rate.over(len(y)):
             return
 
@@ -136,20 +135,10 @@ def launches(remedy=None):
             return
 
 
-def gathering(remedy=None):
-    model = Tokens(65, 128, 12).cuda()
-    if remedy == "compiled":
-        model.compile()
-    size, every = (32, 1) if remedy == "one_of_32" else (8, 4)
-    rate = Rate(COMPILING_S if remedy == "compiled" else START_S)
-    train(model, torch.optim.AdamW(model.parameters()), texts(65, 64, size), rate, every)
-
-
 LOOPS = {  # with what is tried against what holds each back
     "on_the_card": (on_the_card, "at_once"),
     "copies": (copies, "int16", "pinned"),
     "launches": (launches, "graphs"),
-    "gathering": (gathering, "one_of_32", "compiled"),
 }
 
 

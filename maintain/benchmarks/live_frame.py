@@ -29,6 +29,6 @@ for start in range(0, STEPS, STEPS_A_FRAME):
     view.update(bench.run)
     costs_ms.append(1e3 * (time.thread_time() - before))
 late = median(costs_ms[-len(costs_ms) // 4 :])
-print(f"{len(costs_ms)} frames of {len(view.frame)} bytes at the most")
+print(f"{len(costs_ms)} frames of {len(view.frame['rows'])} bytes of steps at the most")
 print(f"ms a frame: median {median(costs_ms):.3f}, worst {max(costs_ms):.3f}")
 print(f"last quarter, median: {late:.3f}")

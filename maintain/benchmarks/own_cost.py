@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 from paired import in_turn
 
+from labkit import Pipeline, machine
 from labkit.process import launcher
-from labkit.results.hardware import machine
 from labkit.results.launch import launch
-from labkit.spec import Pipeline
 from labkit.stamps.events import now_ns
 
 TESTS = str(Path(__file__).parents[2] / "tests")  # `planted`, which the bench imports, is there

@@ -105,7 +105,7 @@ class Kill:
             found["supervisor"].append(supervisor.pid)
             for child in supervisor.children():
                 command = " ".join(child.cmdline())
-                if "bench.telemetry" in command:
+                if ".telemetry" in command:
                     found["telemetry"].append(child.pid)
                 elif "labkit.bench" in command:
                     found["bench"].append(child.pid)

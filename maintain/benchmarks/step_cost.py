@@ -24,15 +24,14 @@ import numpy as np
 import torch
 from paired import added, by_lot, in_turn
 
+from labkit import Pipeline, watch
 from labkit.bench import loop
 from labkit.instruments import loader_hook
 from labkit.instruments.loader_work import LoaderWork
 from labkit.instruments.sampler import FLAG
-from labkit.spec import Pipeline
 from labkit.stamps import timeline
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.step_ring import StepRing
-from labkit.view.watch_live import watch
 from labkit.watching import passes
 from labkit.watching.recorder import Recorder
 

@@ -45,10 +45,6 @@ tuning = lk.tune(Images(), batch_size=8, seconds=0.5, max_workers=2)
 failed = {trial.what: trial.error for trial in tuning.tried if trial.error}
 assert tuning.speedup >= 1 and not failed, failed
 """
-IMPROVE = """
-ladder = lk.improve(lk.Pipeline(dataset="sleep", prep_ms=20, model="mlp"))
-assert ladder.tried and ladder.tried[0].runs[0].steps > 3, ladder
-"""
 # A row that ends out of memory leaves the next one a fresh process, or this one
 MEASURE = """
 def epoch(bench, workers):
@@ -59,11 +55,6 @@ def epoch(bench, workers):
 
 rows = lk.measure(epoch, workers=[0, 1]).rows
 assert "out of memory" in rows.error[0] and rows.batches[1] == 8, rows.to_string()
-"""
-SWEEP = """
-pipeline = lk.Pipeline(seconds=1, xray=False)
-sweep = lk.sweep(pipeline, num_workers=[0, 2])
-assert [run.outcome for run in sweep] == ["finished"] * 2 and all(run.throughput for run in sweep)
 """
 PANEL = """
 async def press():
@@ -205,9 +196,8 @@ def append():
         assert found == list(itertools.product(range(WRITERS), range(LINES)))
 
 
-# A cell that measures its own function; a sweep; a dataset of a cell, tuned; a loop of a cell, on
-# the ladder; the panel's first run with workers
-CELLS = {"measure": MEASURE, "sweep": SWEEP, "tune": TUNE, "improve": IMPROVE, "panel": PANEL}
+# A cell that measures its own function; a dataset of a cell, tuned; the panel's first run
+CELLS = {"measure": MEASURE, "tune": TUNE, "panel": PANEL}
 STEPS = {step.__name__: step for step in (machine, runs, watch, stop, kill, append)}
 STEPS |= {name: functools.partial(python, "-c", DATASET + cell) for name, cell in CELLS.items()}
 

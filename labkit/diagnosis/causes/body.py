@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 
 import numpy as np
@@ -12,9 +11,8 @@ from labkit.diagnosis.cause import WARNING, asked, cause
 from labkit.diagnosis.causes.copies import lost_in_body, sampled_by
 from labkit.diagnosis.causes.script import beside_training
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import ROUNDED, Finding, Measured, Remedy, bound, gain_without
-from labkit.diagnosis.hot_lines import Line
-from labkit.diagnosis.line_work import LongSteps, long_steps
+from labkit.diagnosis.findings import Finding, Measured, Remedy, bound, gain_without
+from labkit.diagnosis.hot_lines import Line, Lines
 from labkit.diagnosis.symptoms import explains
 from labkit.diagnosis.watched_loop import Drift
 
@@ -50,20 +48,24 @@ BESIDES = {  # what a body does besides training, by the part of it; and what he
 }
 
 
-def in_which(steps: LongSteps) -> str:
-    """Return which steps are long, in words: "in every 10th step"."""
-    every = steps.every
-    if every is None:
-        return f"in {steps.count} single steps"
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(every % 10, "th")
-    ending = "th" if every % 100 in (11, 12, 13) else ending
-    return f"in every {every}{ending} step"
+def long_steps(lines: Lines, mask: np.ndarray, spent: np.ndarray) -> str:
+    """Say which steps are long for the masked samples' work: "every 10 steps"; "" where none.
 
-
-def lost_in_loops(evidence: Evidence) -> float:
-    """Return what a loop within the step may cost that runs operators one by one."""
-    lines = evidence.loop.lines
-    return lost_in_body(evidence, lines.part_of("body", lines.in_loops))
+    `spent` (steps,) is how long each body took, s.
+    """
+    step = lines.step[mask]
+    share = lines.share[mask]
+    long = spent[step] > limits.LONG * np.median(spent)
+    steps = np.unique(step[long])
+    if share[long].sum() < limits.IN_LONG_STEPS * share.sum() or len(steps) < 2:
+        return ""
+    gaps = np.diff(steps)
+    every = int(np.median(gaps))
+    missed = np.abs(gaps - every * np.round(gaps / every)) <= 1  # some may have had no sample
+    if len(gaps) > 1 and every > 2 and missed.mean() >= limits.REGULAR:
+        return f"every {every} steps"
+    is_seldom = len(steps) <= limits.FEW_LONG_STEPS * len(spent)
+    return f"in {len(steps)} single steps" if is_seldom else ""
 
 
 explains("periodic", "periodic")
@@ -76,8 +78,7 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     into few or regular steps of LONG ordinary ones. It costs its share of the sampled stacks; on a
     GPU, which may work meanwhile on what is queued, at most that.
     """
-    loop = evidence.loop
-    lines = loop.lines
+    lines = evidence.loop.lines
     if part not in evidence.body:
         return None
     lost = lost_in_body(evidence, evidence.body[part])
@@ -85,9 +86,7 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     drift = drift_of(evidence)
     if drift and drift.share > lost / 2 and (of_part & drift.mask).any():
         return None  # it is what makes the steps longer and longer: said there
-    if (of_part & lines.in_loops).sum() > of_part.sum() / 2:
-        return None  # said by `one_by_one`
-    when = long_steps(lines, of_part, loop.spent)
+    when = long_steps(lines, of_part, evidence.loop.spent)
     if when and part == "loader" and asked(beside_training, evidence):
         return None  # a validation, which counts in the whole time
     words, remedy = BESIDES[part]
@@ -97,17 +96,15 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
         of_time += ", at most, is lost: while the device may work on what is queued,"
     seen = f"{of_time} the body of the loop is not training but {words}"
     measured = [Measured(seen, lost, by=sampled_by(evidence))]
-    site = lines.sites(of_part)[:1]
-    shown = lines.worst(of_part)
-    if when:  # such work is known by its line in the loop
-        shown = (*site, *shown)
+    shown = lines.rows(of_part)[:3]
     if shown:
-        often = f", {in_which(when)}" if when else ""
-        there = f"of the body is in {shown[0].what}{often}"
+        there = f"of the body is in {shown[0].what}" + (f", {when}" if when else "")
         measured.append(Measured(there, shown[0].share / lines.whole("body")))
-    if site and part == "loader":
-        measured.append(Measured(f"that loader is read in {site[0].what}"))
-        shown = (*site, *shown)
+    if shown and shown[0].site and part == "loader":
+        file, number, function = shown[0].site
+        site = Line(file, number, function, shown[0].share, "body", part)
+        measured.append(Measured(f"that loader is read in {site.what}"))
+        shown = (site, *shown)
     return Finding(
         "host",
         "periodic" if when else part,
@@ -122,60 +119,6 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
 
 for _part in BESIDES:
     cause("loop-body", _part)(partial(in_the_body, part=_part))
-
-ALL_AT_ONCE = Remedy(
-    "all_at_once",
-    "Put the whole tensor through in one call: batched or reduced operators (over classes: "
-    "one_hot, bincount), torch.vmap, nn.LSTM or nn.GRU in place of a cell for each time step. "
-    "Where each turn needs the one before it: torch.compile.",
-    "launches",
-    check=ROUNDED,
-    price=2,
-)
-ALL_WEIGHTS_AT_ONCE = Remedy(
-    "all_weights_at_once",
-    "Use a built-in optimizer with fused=True or foreach=True, or update all weights of a group in "
-    "one call with torch._foreach_*, in place of several small operators for each of them.",
-    "launches",
-    code="# in step(), for a group of weights: momentum, as an example\n"
-    'weights = [each for each in group["params"] if each.grad is not None]\n'
-    "gradients = [each.grad for each in weights]\n"
-    'averages = [self.state[each]["average"] for each in weights]\n'
-    'torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])\n'
-    'torch._foreach_add_(weights, averages, alpha=-group["lr"])\n',
-    check=ROUNDED,
-    price=2,
-)
-
-
-@cause("loop-body", "one_by_one")
-def one_by_one(evidence: Evidence) -> Finding | None:
-    """A loop within the step runs operators one by one: over samples, time steps, classes, weights.
-
-    It is found where that takes PART_OF_BODY of the body or more. It costs that share; the backward
-    pass of these operators comes on top.
-    """
-    lines = evidence.loop.lines
-    there = lines.in_loops
-    lost = lost_in_loops(evidence)
-    if not lost:
-        return None
-    when = long_steps(lines, there, evidence.loop.spent)
-    if when and when.every:
-        return None  # a validation's batches, or a picture: no part of each step
-    rows = lines.rows(there)[:3]
-    inner = lines.costliest(there).inner
-    assert inner is not None
-    part = rows[0].share / lines.whole("body")
-    header = Line(inner.file, inner.line, inner.function, rows[0].share, "body", "loop", inner.text)
-    seen = f"of the time is in loops inside the step, most in {header.what}"
-    over_weights = re.search("param|weight|grad", inner.text + rows[0].call)
-    measured = (
-        Measured(seen, lost, by=sampled_by(evidence)),
-        Measured(f"of the body is in {rows[0].what}", part),
-    )
-    remedy = ALL_WEIGHTS_AT_ONCE if over_weights else ALL_AT_ONCE
-    return Finding("launch", "one_by_one", lost, measured, (remedy,), lines=rows)
 
 
 CHEAPER_LINE = rarely(
@@ -195,8 +138,7 @@ def costly_line(evidence: Evidence) -> Finding | None:
     lines = evidence.loop.lines
     if evidence.kind != "cpu":
         return None
-    beside = lines.in_body & np.isin(lines.kind, ("torch", "copy", "sync"))
-    rows = lines.rows(beside & ~lines.in_loops)
+    rows = lines.rows(lines.in_body & np.isin(lines.kind, ("torch", "copy", "sync")))
     part = rows[0].share / lines.whole("body") if rows else 0.0
     if part < limits.PART_OF_BODY:
         return None
@@ -257,7 +199,7 @@ def longer_and_longer(evidence: Evidence) -> Finding | None:
     drift = drift_of(evidence)
     if drift is None:
         return None
-    lines = evidence.loop.lines.worst(drift.mask)
+    lines = evidence.loop.lines.rows(drift.mask)[:3]
     first = "as long as the first"
     measured = [
         Measured(first, drift.growth, "times", evidence.source, before="the last steps take")

@@ -129,7 +129,7 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     lost, bytes_s = lost_to_copies(evidence)
     if not lost:
         return None
-    worst = lines.worst(copying_in(lines))
+    worst = lines.rows(copying_in(lines))[:3]
     seen = f"of the time the host waits for the copy of a batch to the device, in {worst[0].what}"
     rate = f"the batches' {evidence.batch.bytes / 2**20:.0f} MiB move at {bytes_s / 1e9:.1f} GB/s"
     pins = evidence.knobs.get("pin_memory") or not evidence.has_workers

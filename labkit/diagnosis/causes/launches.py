@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import cause
-from labkit.diagnosis.causes.body import lost_in_loops
 from labkit.diagnosis.causes.copies import lost_to_copies
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import (
@@ -223,10 +222,10 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
         return None
     busy = evidence.compute_share
     loop = evidence.known("loop")
-    # The host's work alone, copies and a loop within the step are findings of their own
+    # The host's work alone and copies are findings of their own
     besides = lost_to_neighbours(evidence)
     besides += busy * sum(evidence.body.get(part, 0.0) for part in HOST_ALONE)
-    besides += lost_to_copies(evidence)[0] + lost_in_loops(evidence) if loop else 0.0
+    besides += lost_to_copies(evidence)[0] if loop else 0.0
     lost = max(0.0, (1 - witness.share) * busy - besides)
     seen = (
         f"of the time the device is busy by its events, but {witness.said}: gaps between "
@@ -236,7 +235,7 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     waits = loop.lines.body.get("sync", 0.0) if loop else 0.0
     if waits < limits.WORTH_NAMING["launch"]:
         return Finding("launch", "gaps_or_small_kernels", lost, (measured,), FEWER_LAUNCHES)
-    lines = loop.lines.worst(loop.lines.of_part("sync"))
+    lines = loop.lines.rows(loop.lines.of_part("sync"))[:3]
     there = Measured(f"of the body the host waits in {lines[0].what}", waits)
     remedies = (NO_SYNCHRONISING, *FEWER_LAUNCHES)
     return Finding("launch", "sync", lost, (measured, there), remedies, lines)

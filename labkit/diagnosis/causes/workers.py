@@ -31,7 +31,7 @@ from labkit.diagnosis.findings import (
     gain_without,
     remedy,
 )
-from labkit.diagnosis.hot_lines import COLLATE, Line, SlowCode
+from labkit.diagnosis.hot_lines import COLLATE, Line
 from labkit.diagnosis.known_calls import known_call
 from labkit.diagnosis.symptoms import explains
 from labkit.spec import PYTORCH_PREFETCH
@@ -47,22 +47,16 @@ def late(
     return Finding("input", name, measured=measured, remedies=remedies, lines=lines)
 
 
-# -- states of the workers -------------------------------------------------------------------------
+# -- one process holds the others up ---------------------------------------------------------------
 
-
-@remedy
-def raise_an_error_instead(evidence: Evidence) -> Remedy:
-    """A worker that has made no progress for long."""
-    limit_s = max(60, round(evidence.workers.hang.seconds))
-    return Remedy(
-        "raise_an_error_instead",
-        "Have the loader raise an error instead of waiting for ever, and start workers anew "
-        "instead of forking: OpenCV, HDF5 and tokenizers may deadlock after a fork "
-        "(cv2.setNumThreads(0)).",
-        "lines",
-        code=f"DataLoader(..., timeout={limit_s}, multiprocessing_context='spawn')\n",
-        check="the loop goes on, or the error names the worker",
-    )
+RAISE_AN_ERROR = Remedy(
+    "raise_an_error_instead",
+    "Have the loader raise an error instead of waiting for ever, and start workers anew instead of "
+    "forking: OpenCV, HDF5 and tokenizers may deadlock after a fork (cv2.setNumThreads(0)).",
+    "lines",
+    code="DataLoader(..., timeout=60, multiprocessing_context='spawn')\n",
+    check="the loop goes on, or the error names the worker",
+)
 
 
 @cause("hang", "hang", when=LATE)
@@ -76,8 +70,7 @@ def worker_hangs(evidence: Evidence) -> Finding | None:
         return None
     item = "" if hang.index is None else f", at item {hang.index}"
     seen = f"since worker {hang.worker} last made progress{item}"
-    measured = Measured(seen, hang.seconds, "s", TIMED)
-    return late("hang", measured, remedies=(raise_an_error_instead,))
+    return late("hang", Measured(seen, hang.seconds, "s", TIMED), remedies=(RAISE_AN_ERROR,))
 
 
 ONE_THREAD = Remedy(
@@ -111,45 +104,16 @@ def crowding_threads(evidence: Evidence) -> Finding | None:
     return late("threads", Measured(seen, by=TIMED), remedies=(ONE_THREAD,))
 
 
-@remedy
-def persistent_workers(evidence: Evidence) -> Remedy:
-    """Workers that end with each epoch: by default, or since their loader is made anew."""
-    lost = evidence.workers.known("lost_cache") if evidence.known("workers") else None
-    if lost is None:
-        return Remedy(
-            "persistent_workers",
-            "Keep the workers between epochs: persistent_workers=True, in a loader that is made "
-            "once, above the loop over the epochs.",
-            "epochs",
-            {"persistent_workers": True},
-            cost="the workers' memory between epochs",
-        )
-    return Remedy(
-        "keep_the_cache",
-        f"Keep the workers between epochs, and `{lost.name}` with them: persistent_workers=True. "
-        "Each worker still fills its own; filled before the first epoch, in the main process, "
-        "forked workers share it, and on disk it outlives the script.",
-        "epochs",
-        {"persistent_workers": True},
-        cost="the cache's memory in each worker",
-    )
+# -- epochs ----------------------------------------------------------------------------------------
 
-
-@cause("epoch-start", "lost_cache", when=LATE)
-def cache_that_ends(evidence: Evidence) -> Finding | None:
-    """What the dataset keeps is gone with the workers of each epoch, and is made anew in the next.
-
-    It is found where the entries that were kept are CACHED of the items or more, and later epochs
-    wait as long as the first.
-    """
-    lost = evidence.workers.lost_cache
-    if evidence.epochs.first >= evidence.wait_share / 2:
-        return None
-    if lost.entries < limits.CACHED * lost.items:
-        return None
-    kept = f"`{lost.name}` has {lost.entries:.0f} entries when a worker ends with its epoch, after "
-    seen = Measured(f"{kept}{lost.items:.0f} items; the next worker begins with none")
-    return late("lost_cache", seen, remedies=(persistent_workers,))
+KEEP_WORKERS = Remedy(
+    "persistent_workers",
+    "Keep the workers between epochs, with what they have cached: persistent_workers=True, in a "
+    "loader that is made once, above the loop over the epochs.",
+    "epochs",
+    {"persistent_workers": True},
+    cost="the workers' memory between epochs",
+)
 
 
 @cause("epoch-start", "workers_restart", when=LATE)
@@ -165,7 +129,7 @@ def workers_restart(evidence: Evidence) -> Finding | None:
         "workers_restart",
         Measured("of the time is the start of later epochs", epochs.starts),
         Measured("to an epoch's first batch", epochs.starts_ms, "ms"),
-        remedies=(persistent_workers, *SETTINGS),
+        remedies=(KEEP_WORKERS, *SETTINGS),
     )
 
 
@@ -191,6 +155,9 @@ def cold_start(evidence: Evidence) -> Finding | None:
     return late("cold_start", Measured(seen, longer), remedies=(READ_ONCE,))
 
 
+# -- uneven work -----------------------------------------------------------------------------------
+
+
 @remedy
 def bridge_slow_items(evidence: Evidence) -> Remedy | None:
     """Workers that rest behind a late batch: a longer queue, or any order, has them go on."""
@@ -212,67 +179,48 @@ def bridge_slow_items(evidence: Evidence) -> Remedy | None:
 
 SLOW_ITEMS_OFFLINE = Remedy(
     "slow_items_offline",
-    "Treat these items before training: shrink, convert, cut or cache them, or leave them out; or "
-    "sort the data so that a batch has items of one size.",
+    "Treat these items before training: shrink, convert, cut or cache them, leave them out, or "
+    "sort the data so that a batch has items of one size. Where they wait for a server or a lock, "
+    "give that wait a time limit.",
     "items",
     check=LESS_WAITING,
 )
-WHAT_IT_WAITS_FOR = Remedy(
-    "what_it_waits_for",
-    "Find out what that line waits for (a server, a lock, a disk), and give it a time limit: try "
-    "again, or take another item. Until then a longer queue bridges part of it: prefetch_factor=8, "
-    "more workers, or in_order=False, whose order differs from run to run.",
-    "queue",
-    check=LESS_WAITING,
-)
 
 
-@cause("slow-items", "slow_items", "stuck", when=LATE)
+@cause("slow-items", "slow_items", when=LATE)
 def few_slow_items(evidence: Evidence) -> Finding | None:
     """A few items take far longer than the others, and the loop waits for their batches.
 
-    Cause "stuck", where they compute for less than MOSTLY_WAITS of their time, and last STUCK_S or
-    longer each; else "slow_items". It is found where they take SLOW_SHARE of the time in which
-    items are prepared, or the loop waits that much more for their batches than for others.
+    It is found where they take SLOW_SHARE of the time in which items are prepared, or the loop
+    waits that much more for their batches than for others.
     """
     slow = evidence.slow_items
     cost = slow.cost
     if max(cost.share, cost.held_up) < limits.SLOW_SHARE:
         return None
-    waits = cost.cpu_share < limits.MOSTLY_WAITS
     named = f" ({', '.join(map(str, slow.indices[:5]))})" if slow.indices else ""
-    workers = evidence.known("workers")
-    one = cost.worker if workers and workers.workers > 1 else None
-    who = "" if one is None else f", all in worker {one}"
     often = f"each, {cost.times:.0f} times as long as the others, 1 item in {cost.one_in}{named}"
     took = (1e3 * cost.seconds, "ms") if cost.seconds < 1 else (cost.seconds, "s")
     measured = (
-        Measured(often, *took, by=TIMED, before=f"a few items {'wait' if waits else 'take'}"),
-        Measured(f"of the time in which items are prepared goes to them{who}", cost.share),
+        Measured(often, *took, by=TIMED, before="a few items take"),
+        Measured("of the time in which items are prepared goes to them", cost.share),
         *(Measured(f"they are in {line.what}") for line in slow.lines[:1]),
     )
-    if waits and cost.seconds >= limits.STUCK_S:
-        remedies = (WHAT_IT_WAITS_FOR, bridge_slow_items, set_num_workers)
-        return late("stuck", *measured, remedies=remedies, lines=slow.lines)
     remedies = (bridge_slow_items, SLOW_ITEMS_OFFLINE, set_num_workers)
     return late("slow_items", *measured, remedies=remedies, lines=slow.lines)
 
 
-@remedy
-def even_shards(evidence: Evidence) -> Remedy:
-    """A loader whose workers were seen: that many shards, or a multiple of it."""
-    count = evidence.workers.workers
-    return Remedy(
-        "even_shards",
-        f"Cut the data into shards of one size, a multiple of the {count} workers ({4 * count}, "
-        f"say; datasets: to_iterable_dataset(num_shards={4 * count})), and deal them out to the "
-        "workers in turn, not in blocks.",
-        "items",
-        code="info = torch.utils.data.get_worker_info()  # in the dataset's __iter__\n"
-        "files = self.files[info.id :: info.num_workers]\n",
-        cost="another order of the items",
-        check="every worker is as busy as the next one",
-    )
+EVEN_SHARDS = Remedy(
+    "even_shards",
+    "Cut the data into shards of one size, a multiple of the number of workers (datasets: "
+    "to_iterable_dataset(num_shards=...)), and deal them out to the workers in turn, not in "
+    "blocks.",
+    "items",
+    code="info = torch.utils.data.get_worker_info()  # in the dataset's __iter__\n"
+    "files = self.files[info.id :: info.num_workers]\n",
+    cost="another order of the items",
+    check="every worker is as busy as the next one",
+)
 
 
 @cause("uneven-shards", "uneven_shards", when=LATE)
@@ -284,10 +232,8 @@ def uneven_shards(evidence: Evidence) -> Finding | None:
     uneven = evidence.workers.busiest_over_mean
     if uneven < limits.UNEVEN:
         return None
-    before = "the busiest worker's work is"
-    measured = Measured("the mean", uneven, "times", TIMED, before)
-    remedies = (even_shards,)
-    return Finding("input", "uneven_shards", 0.0, (measured,), remedies, at_most=uneven)
+    measured = Measured("the mean", uneven, "times", TIMED, "the busiest worker's work is")
+    return Finding("input", "uneven_shards", 0.0, (measured,), (EVEN_SHARDS,), at_most=uneven)
 
 
 # -- the costliest line ----------------------------------------------------------------------------
@@ -308,30 +254,27 @@ def _slow_code(evidence: Evidence, phase: str) -> Finding | None:
     if code is None:
         return None
     name = COLLATE if code.within == COLLATE else "item" if code.within else "slow_line"
-    first, *others = code.lines
+    parts = [*zip(code.lines, code.shares, strict=True)]
+    (first, share), *others = parts
     row = known_call(first)
-    alike = [first, *(line for line in others if row is not None and known_call(line) == row)]
-    part = sum(share for line, share in zip(code.lines, code.shares, strict=True) if line in alike)
+    cured = [part for line, part in parts if line is first or (row and known_call(line) == row)]
     is_in_loop = phase == "waiting"
-    bounds = [gain_without(evidence.wait_share), evidence.known("headroom") or math.inf]
-    bounds.append(gain_without(part * evidence.wait_share if is_in_loop else part))
+    waits = evidence.wait_share
+    bounds = [gain_without(waits), evidence.known("headroom") or math.inf]
+    bounds.append(gain_without(sum(cured) * waits if is_in_loop else sum(cured)))
     better = cheaper_line(first, min(bounds))
-    # No number of workers makes a sampler quicker, nor what a loop with workers does by itself
-    settings = () if is_in_loop and evidence.has_workers else SETTINGS
-    remedies = (better, *settings) if row else (*settings, better)
-    seen = _parts_of(code, evidence.worker_count)
-    return late(name, *seen, remedies=remedies, lines=code.lines)
-
-
-def _parts_of(code: SlowCode, workers: int) -> tuple[Measured, ...]:
-    """Return what slow code takes of its process's time, line by line, and where it runs."""
-    where = WHOSE[code.phase]
-    if code.phase == "waiting":
+    where = WHOSE[phase]
+    settings = SETTINGS
+    if is_in_loop:
         where += ", in the loop's own process"
+        workers = evidence.known("num_workers") or 0
         where += f" while its {counted(workers, 'worker')} can do nothing," if workers else ","
-    first, *others = zip(code.lines, code.shares, strict=True)
-    also = [Measured(f"in {line.what}", part) for line, part in others if part >= WORTH_A_WORD]
-    return Measured(f"{where} is {first[0].what}", first[1]), *also
+        # No number of workers makes a sampler quicker, nor what a loop with workers does by itself
+        settings = () if workers else SETTINGS
+    seen = [Measured(f"{where} is {first.what}", share)]
+    seen += [Measured(f"in {line.what}", part) for line, part in others if part >= WORTH_A_WORD]
+    remedies = (better, *settings) if row else (*settings, better)
+    return late(name, *seen, remedies=remedies, lines=code.lines)
 
 
 FEWER_PIECES = Remedy(
@@ -381,7 +324,7 @@ def slow_code_in_workers(evidence: Evidence) -> Finding | None:
 # -- what no single line shows ---------------------------------------------------------------------
 
 
-def _cpu(workers: WorkerEvidence) -> Measured:
+def _cpu_of(workers: WorkerEvidence) -> Measured:
     """Return the CPU time of the workers over the time in which they prepare items."""
     each = "the worker" if workers.workers == 1 else f"each of {workers.workers} workers"
     seen = f"CPU in {each} while it prepares items"
@@ -392,59 +335,43 @@ def _cpu(workers: WorkerEvidence) -> Measured:
 
 
 explains("costly-items", "cores")
+explains("slow-storage", "storage_latency")
 
 
 @cause("too-few-workers", "too_few_workers", when=LATE)
-def workers_compute(evidence: Evidence) -> Finding | None:
-    """The workers compute all the time.
+def state_of_workers(evidence: Evidence) -> Finding | None:
+    """What the workers do all the time, where the waiting does not come in stalls.
 
-    Cause "cores", where there are as many workers as cores and each computes for COMPUTES of its
-    time; MOSTLY_WAITS is enough where the run used CORES_BUSY of them: there is no core for another
-    one. Else "too_few_workers", where each computes for COMPUTES of its time, and the waiting does
-    not come in stalls.
+    Cause "cores": there are as many as cores, these are full, and each computes for MOSTLY_WAITS of
+    its time or more. Else "too_few_workers": each computes for COMPUTES of it. "storage_latency":
+    for less than MOSTLY_WAITS; then they wait for storage or a network, each for itself.
     """
     workers = evidence.workers
     cores = evidence.use.cores
+    cpu = _cpu_of(workers)
     counts = f"{counted(workers.workers, 'worker')} on {counted(cores or 0, 'core')}"
-    measured = (_cpu(workers), *([Measured(counts)] if cores else ()))
+    computes = (cpu, *([Measured(counts)] if cores else ()))
+    computing = workers.computing_share
     full = workers.workers >= (cores or math.inf) and cores_full(evidence)
-    if full and workers.computing_share >= limits.MOSTLY_WAITS:
-        return late("cores", *measured, remedies=(fetch_at_once, cheaper_items))
-    if workers.computing_share < limits.COMPUTES or evidence.stalls:
+    if full and computing >= limits.MOSTLY_WAITS:
+        return late("cores", *computes, remedies=(fetch_at_once, cheaper_items))
+    if evidence.stalls:
         return None
-    remedies = (fetch_at_once, set_num_workers, cheaper_items)
-    return late("too_few_workers", *measured, remedies=remedies)
-
-
-@cause("slow-storage", "storage_latency", when=LATE)
-def storage_latency(evidence: Evidence) -> Finding | None:
-    """The workers wait for storage or a network, each for itself.
-
-    It is found where they compute for less than MOSTLY_WAITS of their time, and the waiting does
-    not come in stalls.
-    """
-    workers = evidence.workers
-    if workers.computing_share >= limits.MOSTLY_WAITS or evidence.stalls:
+    if computing >= limits.COMPUTES:
+        remedies = (fetch_at_once, set_num_workers, cheaper_items)
+        return late("too_few_workers", *computes, remedies=remedies)
+    if computing >= limits.MOSTLY_WAITS:
         return None
     waits = Measured("of waiting for each item", workers.item_wait_ms, "ms")
-    return late("storage_latency", _cpu(workers), waits, remedies=(set_num_workers, cheaper_items))
+    return late("storage_latency", cpu, waits, remedies=(set_num_workers, cheaper_items))
 
 
-# -- memory ----------------------------------------------------------------------------------------
-
-ARRAYS = Remedy(
-    "index_in_one_array",
-    "Keep the dataset's index in one NumPy array or Arrow table instead of Python lists: each "
-    "object that a worker touches is copied to it.",
-    "items",
-    code="self.paths = np.array(self.paths)  # in the dataset's __init__\n",
-    check="the workers' memory stays level",
-)
 KEEP_NO_ITEMS = Remedy(
     "keep_no_items",
-    "Bound what the dataset keeps in each worker: a cache of its items is filled once in every "
-    "one of them.",
+    "Bound what the dataset keeps in each worker, and keep its index in one NumPy array or Arrow "
+    "table instead of Python lists: each object that a forked worker touches is copied to it.",
     "items",
+    code="self.paths = np.array(self.paths)  # in the dataset's __init__\n",
     check="the workers' memory stays level",
 )
 
@@ -455,14 +382,8 @@ def memory_growth(evidence: Evidence) -> Finding | None:
 
     It is found where they gained WORKERS_GREW_GIB or more.
     """
-    memory = evidence.workers.memory
-    if memory.gained < limits.WORKERS_GREW_GIB:
+    gained = evidence.workers.grew_gib
+    if gained < limits.WORKERS_GREW_GIB:
         return None
-    more = "more than at their first batch"
-    measured = [Measured(more, memory.gained, "GiB", before="the workers hold")]
-    remedies = (KEEP_NO_ITEMS, ARRAYS)
-    if memory.copied >= memory.gained / 2:
-        shared = "of it had been shared with the main process until a worker touched it"
-        measured.append(Measured(shared, memory.copied, "GiB"))
-        remedies = (ARRAYS,)
-    return Finding("host", "memory_growth", measured=tuple(measured), remedies=remedies)
+    seen = Measured("more than at their first batch", gained, "GiB", before="the workers hold")
+    return Finding("host", "memory_growth", measured=(seen,), remedies=(KEEP_NO_ITEMS,))

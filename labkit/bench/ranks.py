@@ -1,0 +1,64 @@
+"""Start a distributed run's ranks: `python -m labkit.bench.ranks FOLDER PARENT`.
+
+They are processes on this machine, which meet through a file in the run's folder. Here the run's
+log is told which rank failed and why; what they measure is in their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from labkit.instruments import lifetime
+from labkit.orders import RanksOrder
+from labkit.process import family
+from labkit.stamps.events import FILE_NAME, EventLog, events_named
+
+POLL_S = 0.05
+
+
+def launch(order: RanksOrder, folder: Path, log: EventLog) -> int | None:
+    """Start the ranks, and wait for them; return the exit code, None if it is 0."""
+    log.write("hello", pid=os.getpid())
+    log.stage("starting the ranks")
+    command = [sys.executable, "-m", "labkit.bench.rank", str(folder), str(os.getpid())]
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, "RANK": str(rank)})
+        for rank in range(order["ranks"])
+    ]
+    codes: list[int | None] = [None]
+    while None in codes and not any(codes):
+        time.sleep(POLL_S)
+        codes = [rank.poll() for rank in ranks]
+    if not any(codes):
+        return None
+    # the others, which only lost their peer, end with this process
+    name_the_failed({rank: code for rank, code in enumerate(codes) if code}, folder, log)
+    return 1
+
+
+def name_the_failed(codes: dict[int, int], folder: Path, log: EventLog) -> None:
+    """Write which rank was killed, or raised first, by the exit codes of those that failed."""
+    killed = [rank for rank, code in codes.items() if code < 0]
+    raised = {}
+    for rank in codes:
+        with contextlib.suppress(OSError, StopIteration):
+            raised[rank] = next(events_named("error", folder / f"rank{rank}" / FILE_NAME))
+    traceback = None
+    if raised and not killed:
+        rank = min(raised, key=lambda rank: raised[rank]["t_ns"])
+        why = f"{raised[rank]['kind']}: {raised[rank]['message']}"
+        traceback = raised[rank]["traceback"]
+    else:
+        rank = next(iter(killed or codes))
+        why = f"it was ended by {family.exit_name(codes[rank])}"
+    said = {"kind": f"Rank {rank}", "message": why, "traceback": traceback, "workers": {}}
+    log.write("error", **said, failed_rank=rank)
+
+
+if __name__ == "__main__":
+    lifetime.serve(launch)
