@@ -196,7 +196,6 @@ class Evidence(Measures):
     communication_share: float = 0.0  # only collectives run (a trace)
     outside_share: float = 0.0  # the host is busy outside of PyTorch (a trace)
 
-    pause_share: float = 0.0  # compute beyond that of ordinary steps, in single ones
     stall_share: float = 0.0  # of the waiting: in the worst tenth of the steps
     padding_share: float | Any = UNKNOWN  # of the tokens computed
     wait_us: float | Any = UNKNOWN  # of the average step

@@ -26,7 +26,6 @@ class StepSums(NamedTuple):
     compute: float
     launch: float
     other: float
-    pauses: float  # of compute: beyond that of ordinary steps
     lost: float  # of a CPU's compute: while the model's own thread did not run
     steps: float  # their number
 
@@ -56,7 +55,7 @@ class StepTable:
         ran = np.fmin(compute, own) if self.is_timed else compute
         copied = (known.loop.copied if known.loop else 0.0) * wait
         columns = (wait - copied, copy + copied, compute, launch, other)
-        table = np.column_stack([*columns, _pauses(ran, known), compute - ran, np.ones(count)])
+        table = np.column_stack([*columns, compute - ran, np.ones(count)])
         blocks = np.arange(0, count, max(1, -(-count // limits.MOST_DRAWN)))
         self.rows = len(blocks)
         self.table = np.add.reduceat(table, blocks) if self.rows else table
@@ -91,7 +90,6 @@ class StepTable:
             compute_share=sums.compute / total,
             launch_share=sums.launch / total,
             other_share=sums.other / total,
-            pause_share=sums.pauses / total,
             stolen_by_workers=by_workers,
             stolen_by_others=stolen * (1 - self.blame),
             compute_us=sums.compute / sums.steps * 1e6,
@@ -106,15 +104,3 @@ def _advised(known: Evidence, run: Run, sums: StepSums) -> Evidence:
         return known
     deeper = recommend_prefetch(run) if known.num_workers else None
     return replace(known, advised=recommend_workers(run), deeper_queue=deeper)
-
-
-def _pauses(compute: np.ndarray, known: Evidence) -> np.ndarray:
-    """Return how much each step's compute exceeds an ordinary one; 0 where by little.
-
-    That is known of steps that are alike: a bench's, each of which is an update. On a CPU only time
-    of the model's own thread counts: to lose the core is no pause of ours.
-    """
-    if not known.of_bench or known.batches_an_update != 1 or not len(compute):
-        return np.zeros(len(compute))
-    ordinary = np.quantile(compute, limits.ORDINARY)
-    return np.where(compute > limits.PAUSE * ordinary, compute - ordinary, 0.0)

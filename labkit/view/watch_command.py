@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from labkit.diagnosis.verdict import Diagnosis
-from labkit.diagnosis.watched_script import judge_runs, one_batch_a_pass, runs_in
+from labkit.diagnosis.watched_script import dropped_passes, judge_runs, runs_in
 from labkit.instruments.hangs import HangWatch, LiveHang
 from labkit.instruments.messages import say
 from labkit.process import folders
@@ -110,10 +109,9 @@ def _recorded(
         end_ns = now_ns()
         _note_stops(folder, foreground.stops_ns)
         runs = runs_in(folder)
-        dropped = one_batch_a_pass(runs)
-        if dropped is not None:
-            delete_run(folder)  # no step of its training is in it
-            return code, _of_dropped(dropped)
+        if dropped := dropped_passes(runs):
+            told = {"bottleneck": "input", "seen": "inside", "evidence": dropped}
+            return code, Judged(NOTHING | told, f"Bottleneck input: {dropped}")
         found = judge_runs(runs, start_ns, end_ns)
         if found is None:
             return code, _of_nothing(folder, code, hangs.last)
@@ -147,17 +145,6 @@ def write_report(found: Judged, path: str | None, overwrite: bool) -> None:
             saving.save_text(path, report.html_page(found.run, found.text), overwrite)
         except (OSError, ValueError) as error:
             _say(f"{path} is not written: {error}")
-
-
-def _of_dropped(found: Diagnosis) -> Judged:
-    """Return what was found of a loop whose passes were all dropped after a batch."""
-    values = found.to_dict() | {
-        "evidence": found.evidence,
-        "advice": found.advice,
-        "seen": "inside",
-        "confidence": "medium",
-    }
-    return Judged(values, "\n".join(found.three_lines))
 
 
 def _of_nothing(folder: Path, code: int, hang: LiveHang | None) -> Judged:

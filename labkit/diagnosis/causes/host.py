@@ -1,4 +1,4 @@
-"""The host does something else between the steps, or now and then inside one."""
+"""The host does something else between the steps."""
 
 from __future__ import annotations
 
@@ -46,25 +46,6 @@ def host_work(evidence: Evidence) -> Finding:
     )
     measured = (Measured(seen, lost, by=evidence.source),)
     return Finding("launch", "issuing_work", lost, measured, FEWER_LAUNCHES)
-
-
-NOW_AND_THEN = Remedy(
-    "find_what_runs_now_and_then",
-    "Look for what runs now and then: garbage collection, recompiles, checkpoints.",
-    "launches",
-)
-
-
-@cause("periodic", "pauses_inside_steps")
-def pauses(evidence: Evidence) -> Finding | None:
-    """Single steps of a bench compute far longer than an ordinary one.
-
-    It costs what steps of more than PAUSE ordinary ones take beyond an ordinary one.
-    """
-    lost = evidence.pause_share
-    seen = "of the time is lost to single steps that compute far longer than an ordinary one"
-    measured = (Measured(seen, lost, by=evidence.source),)
-    return Finding("launch", "pauses_inside_steps", lost, measured, (NOW_AND_THEN,))
 
 
 IN_ANOTHER_PROCESS = Remedy(

@@ -135,17 +135,9 @@ def lost_to_neighbours(evidence: Evidence) -> float:
 def quieter(evidence: Evidence) -> Remedy:
     """Cores that are full: of this run's own workers, or of other programs."""
     use = evidence.use
-    if (use.others or 0.0) > (use.own or 0.0):
-        alone = f"Stop the other programs, or give this one cores of its own: {QUIET}."
-        return Remedy("stop_other_programs", alone, "workers")
-    fewer = evidence.known("advised")
-    is_fewer = fewer is not None and fewer < evidence.worker_count
-    return Remedy(
-        "fewer_workers_or_cheaper_items",
-        f"Use fewer workers, or cheaper items: {QUIET}.",
-        "workers",
-        {"num_workers": fewer} if is_fewer else {},
-    )
+    others = (use.others or 0.0) > (use.own or 0.0)
+    how = "Stop the other programs" if others else "Use fewer workers, or cheaper items"
+    return Remedy("quieter", f"{how}: {QUIET}.", "workers")
 
 
 @cause("neighbour", NEIGHBOUR)
@@ -155,20 +147,18 @@ def noisy_neighbour(evidence: Evidence) -> Finding | None:
     A device that still has work in its queue does not notice: it costs the share of the time these
     threads had no core, times the share in which the queue could run dry.
     """
-    in_line = evidence.card.launches
     use = evidence.use
     lost = lost_to_neighbours(evidence)
     if not lost:
         return None
     waited = "of the time the threads that launch kernels had no core"
     measured = [
-        Measured(waited, in_line, by="time in line, Linux's schedstat"),
+        Measured(waited, evidence.card.launches, by="time in line, Linux's schedstat"),
         Measured("of the time the GPU's queue could run dry", 1 - evidence.card.ahead_share),
     ]
     if use.own is not None:
         used = f"{use.own:.1f} of {use.cores} cores with {evidence.worker_count} workers"
         measured.append(Measured(f"this run used {used}"))
-        measured.append(Measured("were used by other programs", use.others or 0.0, "cores"))
     return Finding("launch", NEIGHBOUR, lost, tuple(measured), (quieter,))
 
 

@@ -35,8 +35,6 @@ def quickly_made(evidence: Evidence) -> bool:
     if evidence.has_workers:
         lines = evidence.known("lines")
         made_us = lines.made_us if lines else None
-        cores = evidence.use.cores or math.inf
-        made_us = made_us and made_us * min(1, cores / (evidence.worker_count + 1))
     return made_us is not None and 0 < made_us < limits.HANDOFF_US
 
 
