@@ -11,22 +11,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Python
+    from labkit.api import Ranks, Run, diagnose, load
     from labkit.course.challenge import challenge
     from labkit.course.claims import check
     from labkit.course.score import guess, score
     from labkit.diagnosis.cost import cost
-    from labkit.diagnosis.judge import diagnose
+    from labkit.library import recorded
     from labkit.prediction.prediction import predict
     from labkit.results.hardware import machine
-    from labkit.results.library import load, recorded
     from labkit.results.published import published
-    from labkit.results.ranks import Ranks
-    from labkit.results.run import Run
     from labkit.results.script import script
     from labkit.spec import Pipeline
     from labkit.stamps.record import RecordError
+    from labkit.traces.public import public_trace
     from labkit.traces.read import trace
-    from labkit.view.fetching import public_trace
     from labkit.view.measuring import measure, peaks
     from labkit.view.pipeline_panel import panel
     from labkit.view.rows_figure import plot
@@ -40,12 +38,12 @@ _HOMES = {  # public name: the module that defines it
     "challenge": "labkit.course.challenge",
     "check": "labkit.course.claims",
     "cost": "labkit.diagnosis.cost",
-    "diagnose": "labkit.diagnosis.judge",
+    "diagnose": "labkit.api",
     "distributed": "labkit.view.running",
     "guess": "labkit.course.score",
     "headroom": "labkit.watching.headroom",
     "improve": "labkit.view.running",
-    "load": "labkit.results.library",
+    "load": "labkit.api",
     "machine": "labkit.results.hardware",
     "measure": "labkit.view.measuring",
     "panel": "labkit.view.pipeline_panel",
@@ -53,12 +51,12 @@ _HOMES = {  # public name: the module that defines it
     "Pipeline": "labkit.spec",
     "plot": "labkit.view.rows_figure",
     "predict": "labkit.prediction.prediction",
-    "public_trace": "labkit.view.fetching",
+    "public_trace": "labkit.traces.public",
     "published": "labkit.results.published",
-    "Ranks": "labkit.results.ranks",
-    "recorded": "labkit.results.library",
+    "Ranks": "labkit.api",
+    "recorded": "labkit.library",
     "RecordError": "labkit.stamps.record",
-    "Run": "labkit.results.run",
+    "Run": "labkit.api",
     "run": "labkit.view.running",
     "score": "labkit.course.score",
     "script": "labkit.results.script",

@@ -69,7 +69,7 @@ def trace(options: argparse.Namespace) -> Outcome:
 
     examples:
       labkit trace trace.json.gz --plot trace.png --json
-      labkit trace before.json.gz after.json.gz     what changed, by class, kernel and operator
+      labkit trace before.json.gz after.json.gz     what changed, by class and kernel
       labkit trace traces/                          a file for each rank: who keeps whom waiting
     """
     for path in filter(None, (options.path, options.after)):
@@ -99,7 +99,6 @@ def diagnose(options: argparse.Namespace) -> Outcome:
         metavar="MODULE:FUNCTION | -- COMMAND",
         help="a function that returns your dataset; or your script, as a shell takes it",
     ),
-    option("--collate", metavar="MODULE:NAME", dest="collate_fn", help="your collate_fn"),
     option("--step", metavar="MODULE:NAME", help="what your loop does with a batch"),
     option("--batch-size", type=int, metavar="N", help="to tune for"),
     option("--max-workers", type=int, metavar="N", help="the most workers to try"),
@@ -134,7 +133,7 @@ def tuned(options: argparse.Namespace) -> Tuning:
     """Run the search that was asked for; raises ValueError on what does not go together."""
     from labkit.tuning.source import NAMED
 
-    names = ("collate_fn", "step", "batch_size", "max_workers")
+    names = ("step", "batch_size", "max_workers")
     own = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     seconds = {} if options.seconds is None else {"seconds": options.seconds}
     if options.what and not NAMED.fullmatch(options.what[0]):

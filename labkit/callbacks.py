@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 
+from labkit.api import Run
 from labkit.instruments.hangs import HangWatch
 from labkit.process import folders
-from labkit.results.run import Run
 from labkit.stamps.events import now_ns
 from labkit.watching.recorder import Recorder
 

@@ -19,7 +19,7 @@ from labkit.text import printable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from labkit.results.event_log import EventLogResult
+    from labkit.results.log_reader import LiveResult
 
 START_HERE = """labkit COMMAND --help tells more about each, with examples.
 
@@ -46,7 +46,7 @@ COMMANDS = PARSER.add_subparsers(title="commands", metavar="COMMAND")
 class Outcome:
     """What a command found, how that is shown, and the exit code."""
 
-    result: Result | EventLogResult | None = None
+    result: Result | LiveResult | None = None
     text: str = ""  # to print in place of the result's own
     values: Mapping[str, object] | None = None  # to print as JSON in place of the result's own
     save: Callable[[str, bool], object] | None = None  # of a command with `SAVE`

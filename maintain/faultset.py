@@ -27,14 +27,14 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from labkit import Pipeline, Run, machine
+from labkit.api import launch
 from labkit.bench.models import AdamW
-from labkit.bench.user_dataset import NamesTheItem
 from labkit.diagnosis.findings import NEIGHBOUR
 from labkit.knobs import check_names
 from labkit.results.hardware import Machine
-from labkit.results.launch import launch
 
 FASTER = 1.25  # a 16-bit format counts as the faster one from this speed-up on
 # Of a base: what is planted can exceed it, and on a GPU it is 10 times the launches
@@ -47,12 +47,17 @@ Row = dict[str, Any]  # one run: the fault and the seed; what is expected, and n
 # == what is planted ===============================================================================
 
 
-class SlowItems(NamesTheItem):
+class SlowItems(Dataset):
     """A dataset of which `work(dataset, index)` is done for every sample fetched."""
 
     def __init__(self, dataset, work):
-        super().__init__(dataset)
+        self.dataset = dataset
         self.work = work
+        if hasattr(dataset, "__getitems__"):  # a batch at a time, as the dataset itself does
+            self.__getitems__ = self._batch
+
+    def __len__(self):
+        return len(self.dataset)
 
     def __getitem__(self, index):
         self.work(self.dataset, index)

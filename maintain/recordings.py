@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit import Pipeline, load, machine
+from labkit.api import launch
 from labkit.course.slow_script import LADDER, SlowScript
 from labkit.knobs import check_names
 from labkit.results import privacy, saving
-from labkit.results.launch import launch
 from labkit.stamps.record import Event, events_of
 
 LISTED = Path(__file__).with_name("recordings.json")

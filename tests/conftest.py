@@ -91,7 +91,7 @@ def tiny():
 def finished(tiny):
     """One finished run, for tests that only read."""
     from labkit import Run
-    from labkit.results.launch import launch
+    from labkit.api import launch
 
     run = launch(tiny).wait()
     assert run.outcome == "finished", run.error

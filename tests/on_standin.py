@@ -15,10 +15,10 @@ from standin_run import run_on
 import labkit as lk
 from labkit import Pipeline
 from labkit.bench import formats
-from labkit.bench import resolve_config as resolving
 from labkit.bench.data import noise_batch
 from labkit.bench.loop import Trainer
-from labkit.instruments import devices
+from labkit.bench.resolve_config import resolve_config
+from labkit.instruments import devices, machine
 from labkit.stamps import device_clock
 
 DEVICE = torch.device("cuda", 0)
@@ -154,7 +154,7 @@ def test_a_default_step_takes_about_ten_milliseconds_and_is_no_matter_of_launche
     model, card, cards
 ):
     gpu = cards(card)
-    job, _ = resolving.resolve_config(Pipeline(model=model).to_dict(), DEVICE)
+    job, _ = resolve_config(Pipeline(model=model).to_dict(), machine.describe(DEVICE))
     trainer = Trainer(job, DEVICE)
     batch = trainer.to_device(*noise_batch(job))
     devices.finish(DEVICE)
@@ -170,7 +170,7 @@ def test_a_default_step_takes_about_ten_milliseconds_and_is_no_matter_of_launche
 
 
 def resolved(**knobs):
-    return resolving.resolve_config(Pipeline(**knobs).to_dict(), DEVICE, size_model=False)
+    return resolve_config(Pipeline(**knobs).to_dict(), machine.describe(DEVICE), size_model=False)
 
 
 def test_the_default_on_a_card_has_no_simulated_delay_and_workers_feed_it(cards):

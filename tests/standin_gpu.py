@@ -38,7 +38,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from labkit.diagnosis import datasheets
+from labkit.results import datasheets
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 LAUNCH_US = 6.0  # host time of one operator's launch from eager PyTorch

@@ -33,8 +33,9 @@ def run_on(gpu, pipeline):
     log.write("hello", pid=1)
     devices.use(card)
     with mock.patch.object(quotas, "cpu_cores", lambda: quotas.Cores(CORES, CORES, None)):
-        log.write("machine", **machine.describe(card))
-        job, not_applied = resolve_config(asked, card)
+        here = machine.describe(card)
+        log.write("machine", **here)
+        job, not_applied = resolve_config(asked, here)
     log.write("job", pipeline=vars(job), not_applied=not_applied)
     trainer = Trainer(job, card)
     timeline = make_timeline(log, folder, card)

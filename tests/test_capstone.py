@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 import labkit as lk
+from labkit.api import launch
 from labkit.course import slow_script as script
 from labkit.course.slow_script import SlowScript, other_work, slow_script
-from labkit.results.launch import launch
 
 
 def test_fixes_are_made_in_the_ladders_order_and_a_wrong_one_is_refused():

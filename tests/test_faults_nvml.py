@@ -15,9 +15,9 @@ import pytest
 from planted import QUICK, wait_until
 from played_gpu import GPU, MS, log, play
 
+from labkit.api import launch
 from labkit.diagnosis.findings import NEIGHBOUR
 from labkit.process import handle
-from labkit.results.launch import launch
 from labkit.stamps.events import EventLog
 from labkit.stamps.record import Tail
 
@@ -155,13 +155,12 @@ ASKED = {
     "nvmlDeviceGetMemoryInfo": "memory_gib", "nvmlDeviceGetPowerUsage": "power_w",
     "nvmlDeviceGetEnforcedPowerLimit": "power_limit_w", "nvmlDeviceGetClockInfo": "sm_mhz",
     "nvmlDeviceGetTotalEnergyConsumption": "energy_j", "nvmlGpmQueryDeviceSupport": "gpm",
-    "nvmlDeviceGetComputeRunningProcesses_v3": "others",
     "nvmlDeviceGetProcessUtilization": "others_sm",
 }  # fmt: skip
 NORMAL = {
     "gpu_now": 0.41, "memory_gib": 1.0, "power_w": 100.0, "power_limit_w": 300.0, "sm_mhz": 1980,
-    "clock_reasons": 0, "others": 0, "others_sm": 0.0,
-    "gpm": {"sm": 0.88, "tensor": 0.44, "dram": 0.22},
+    "clock_reasons": 0, "others_sm": 0.0,
+    "gpm": {"sm": 0.88},
 }  # fmt: skip
 
 
@@ -223,10 +222,10 @@ def verdict(folder, sample):
 def test_a_card_is_found_by_its_uuid_whatever_nvmls_order_and_may_be_lost(stub, tmp_path):
     mood = {"STUB": "lost", "STUB_LISTED": OURS}
     _, (first, *_, gone) = telemetry_of(tmp_path, 8, LD_LIBRARY_PATH=str(stub), **mood)
-    known = {"power_w": 100, "gpu_now": 0.41, "memory_gib": 1, "others": 0, "power_limit_w": 300}
+    known = {"power_w": 100, "gpu_now": 0.41, "memory_gib": 1, "power_limit_w": 300}
     assert first.items() >= known.items()  # the other card has 200 W, 42 %, 2 GiB
     assert first["gpu"][0][1] == 0.7 and first["gpm"]["sm"] == 0.88
-    assert gone["power_w"] is gone["others"] is gone["gpu_now"] is None
+    assert gone["power_w"] is gone["gpu_now"] is None
     assert gone["cpu"] is not None  # a gap in the middle, and the samples go on
 
 
@@ -249,20 +248,20 @@ def test_what_a_card_lacks_is_none_and_all_others_are_there(stub):
         assert sample.items() >= {k: v for k, v in NORMAL.items() if k != key}.items()
     mig, hot, odd = read(stub, {"CARD": MIG}, {"STUB": "throttled"}, {"STUB": "NaN"})
     known = {key for key, value in mig.items() if value is not None}
-    assert known == {"memory_gib", "others"} and mig["memory_gib"] == 3  # none of the card's
+    assert known == {"memory_gib"} and mig["memory_gib"] == 3  # none of the card's
     assert hot["sm_mhz"] == 900 and hot["clock_reasons"] == 0x24  # power limit, heat
-    assert odd["gpm"] == NORMAL["gpm"] | {"sm": None}
+    assert odd["gpm"] == {"sm": None}
     (older,) = read(stub / "old", {"STUB": "throttled"})  # it lacks functions
-    assert older["others"] is older["others_sm"] is older["gpm"] is older["clock_reasons"] is None
+    assert older["others_sm"] is older["gpm"] is older["clock_reasons"] is None
     assert older["power_w"] == 100
 
 
-SCENES = {  # pids that the driver lists, percentages of SM time by pid: others, others_sm, shared
-    "the run alone": (OURS, f"{OURS}:60", 0, 0.0, False),
-    "another training": (f"{OURS} {OTHERS}", f"{OURS}:50 {OTHERS}:45", 1, 0.45, True),
-    "the run's own worker": (f"{OURS} WORKER", f"{OURS}:50 WORKER:40", 0, 0.0, False),
-    "host ids": (f"{HOST}", f"{HOST}:60", None, None, False),
-    "host ids, another training": (f"{HOST} {OTHERS}", f"{HOST}:50 {OTHERS}:45", None, 0.45, True),
+SCENES = {  # pids that the driver lists, percentages of SM time by pid: others_sm, shared
+    "the run alone": (OURS, f"{OURS}:60", 0.0, False),
+    "another training": (f"{OURS} {OTHERS}", f"{OURS}:50 {OTHERS}:45", 0.45, True),
+    "the run's own worker": (f"{OURS} WORKER", f"{OURS}:50 WORKER:40", 0.0, False),
+    "host ids": (f"{HOST}", f"{HOST}:60", None, False),
+    "host ids, another training": (f"{HOST} {OTHERS}", f"{HOST}:50 {OTHERS}:45", 0.45, True),
 }
 
 
@@ -283,8 +282,8 @@ def scenes(stub):
 
 @pytest.mark.parametrize("who", SCENES)
 def test_a_card_is_shared_where_others_compute_and_not_where_they_rest(who, scenes, tmp_path):
-    sample, (*_, others, others_sm, is_shared) = scenes[who], SCENES[who]
-    assert (sample["others"], sample["others_sm"]) == (others, others_sm)
+    sample, (*_, others_sm, is_shared) = scenes[who], SCENES[who]
+    assert sample["others_sm"] == others_sm
     found = verdict(tmp_path, sample)
     assert (found.findings[0].cause == NEIGHBOUR) == is_shared
     assert found.bottleneck == ("unsure" if is_shared else "input")

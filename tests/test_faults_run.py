@@ -27,8 +27,8 @@ from planted import (
 )
 
 from labkit import load
+from labkit.api import launch
 from labkit.process import family, leftovers
-from labkit.results.launch import launch
 from labkit.stamps.events import now_ns
 from labkit.stamps.step_ring import FinishedStep
 
@@ -149,7 +149,7 @@ def test_a_loss_that_is_no_number_is_null_in_the_log():
 
 KERNEL = f"""
 import labkit as lk
-from labkit.results.launch import launch
+from labkit.api import launch
 run = launch(lk.{WITH_WORKERS.but(**LONG)!r}, fault={planted("escapes")!r})
 print(run.path, run._process.process.pid, flush=True)
 run.wait()

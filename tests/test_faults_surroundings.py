@@ -15,8 +15,8 @@ import pytest
 from helpers import processes_of
 from planted import QUICK, TOOLS, no_tools_in, sampled
 
+from labkit.api import launch
 from labkit.process import folders, handle
-from labkit.results.launch import launch
 
 pytestmark = [
     pytest.mark.slow,

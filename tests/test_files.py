@@ -12,10 +12,10 @@ from planted import planted
 
 import labkit as lk
 from labkit.__main__ import main
+from labkit.api import launch
 from labkit.course import score_book
 from labkit.instruments import lifetime
 from labkit.process import folders, leftovers
-from labkit.results.launch import launch
 from labkit.stamps import events, step_ring
 
 KEY = "hf_planted-for-this-test"
@@ -191,11 +191,11 @@ def test_lines_of_the_score_that_cannot_be_read_are_passed_over(book):
 def test_a_folder_of_sockets_that_another_user_made_is_neither_used_nor_cleared(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    run = tmp_path / ("long-" * 30)
+    monkeypatch.setattr(leftovers.tempfile, "tempdir", str(tmp_path))
+    run = tmp_path / "run"
     run.mkdir()
     (run / events.FILE_NAME).write_text('{"event":"hello","pid":4711}\n')
-    sockets = leftovers.socket_folder(run, 4711)
+    sockets = leftovers.socket_folder(4711)
     sockets.mkdir()
     one = sockets / "listener-1"
     one.touch()

@@ -12,7 +12,7 @@ import faultset
 import pytest
 
 import labkit as lk
-from labkit.results.launch import launch
+from labkit.api import launch
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.record import Tail
 from labkit.stamps.step_ring import recover

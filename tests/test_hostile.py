@@ -39,7 +39,7 @@ junk = st.recursive(
 
 
 # A real record, and what it has none of: of a GPU, of a watched loop, of what goes wrong
-WHOLE = list(record.events_of(next(e.path for e in lk.recorded() if e.name == "workers-2")))
+WHOLE = list(record.events_of(lk.recorded("workers-2").path))
 WHOLE[0] |= {"run": SCRIPT, "watched": {"loader": SCRIPT}}
 WHOLE[1] |= {"name": SCRIPT, "kind": "gpu", "device": SCRIPT, "compute_capability": "sm_90"}
 WHOLE[4:4] = [
@@ -290,9 +290,8 @@ def test_a_lock_stays_inside_its_folder_whatever_its_device_is_called(tmp_path):
 # What the user wrote in the notebook (a dataset, a step, an answer) goes to their own bench and
 # its workers: once, through a file in the run's folder that is deleted. Nothing comes back so.
 MAY_PICKLE = {
-    "results/payload.py",  # only writes, to processes that this one starts
-    "bench/by_value.py",  # only writes, to workers that this process starts
-    "bench/user_parts.py",
+    "bench/by_value.py",  # only writes, to processes that this one starts
+    "bench/user_dataset.py",
 }
 PICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib", "yaml"}
 RUNS_CODE = re.compile(

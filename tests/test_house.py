@@ -35,17 +35,15 @@ ROOMS = (
     "view",
     "course",
 )
-ABOVE = {
-    "results": ("traces", "diagnosis", "view"),
-    "traces": ("view",),
-    "diagnosis": ("view",),
-    "tuning": ("view",),
-}
+ABOVE = {"traces": ("view",)}  # a trace that is read is a result: it draws itself
+LIVE = ("api", "library")  # which stand on the rooms up to the diagnosis, and on the figures
 LOWEST = ("knobs.py", "orders.py", "quotas.py", "spec.py", "text.py")
 INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and why that is not enough
     "logs, rings and clocks as a writer that was killed leaves them": "stamps",
-    "planted faults, kills, and what they must not leave": "process results.launch results.saving",
-    "machines, drivers and containers that are not here": "instruments quotas results.hardware",
+    "planted faults, kills, and what they leave": "api process results.launch results.saving",
+    "machines, drivers and containers that are not here": (
+        "instruments quotas results.datasheets results.hardware"
+    ),
     "the loop on a stand-in GPU, and what is sent to it": "bench",
     "the script under watch, in whose process the test is": "watching hf lightning view.watch_live",
     "evidence that no log here holds, and code to paste": (
@@ -61,13 +59,12 @@ INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and wh
         "__main__ results.sweep terminal view.controls view.display view.live view.run_figure "
         "view.running view.several_figures view.style view.wandb_log view.watch_command"
     ),
-    "tables that are held against files": "knobs spec results.library results.published "
-    "results.script",
+    "tables that are held against files": "knobs spec library results.published results.script",
 }
 FILES = sorted((ROOT / "labkit").rglob("*.py"))
 
 
-def test_imports_point_down_and_only_results_reach_up_to_be_drawn_or_judged():
+def test_imports_point_down_and_in_no_circle():
     """Ruff has what stands at the top of a module; this has what a method imports, too."""
     for path in FILES:
         room = path.relative_to(ROOT / "labkit").parts[0]
@@ -75,9 +72,23 @@ def test_imports_point_down_and_only_results_reach_up_to_be_drawn_or_judged():
             continue
         place = ROOMS.index(room) if room in ROOMS else -1
         above = {*ROOMS[place + 1 :]} - {*ABOVE.get(room, ())}
+        above |= {*LIVE} if room in (*LOWEST, *ROOMS[: ROOMS.index("tuning")]) else set()
         text = path.read_text(encoding="utf-8")
         reached = set(re.findall(r"^ *from labkit\.(\w+)", text, re.MULTILINE))
         assert not reached & above, path
+
+
+def test_no_module_that_imports_the_live_results_is_imported_by_them():
+    """Those that only a figure needs stand below `labkit.api`, and the views of it above."""
+    imports = {}
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        imports[name] = set(re.findall(r"^ *from (labkit\.[\w.]+)", text, re.MULTILINE))
+    below = {"labkit.api"}
+    while more := {name for each in below for name in imports.get(each, ())} - below:
+        below |= more
+    assert not [name for name in below if "labkit.api" in imports.get(name, ())]
 
 
 def test_an_editor_finds_every_public_name_where_python_does():

@@ -51,7 +51,7 @@ def here(monkeypatch):
 
     def tell(*answers):
         asked = Mock(side_effect=list(answers) + [answers[-1]] * 9)
-        monkeypatch.setattr(hardware, "asked_of", asked)
+        monkeypatch.setattr(hardware, "facts_of_this", asked)
         return asked
 
     yield tell

@@ -22,7 +22,6 @@ from labkit.instruments.stack import kind_of_line, text_of
         ("self.net.weight", "torch"),
         ("print(loss)", "logging"),
         ("time.sleep(0)", "wait"),
-        ("jobs.put(1)", "wait"),
         ("numbers.tolist()", "python"),
         ("[n * n for n in range(3)]", "python"),
     ],

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from labkit import quotas
-from labkit.diagnosis.datasheets import card
 from labkit.instruments import devices, resources
 from labkit.instruments import machine as bench_machine
+from labkit.results.datasheets import card
 from labkit.results.hardware import Machine
 
 FACTS = {"device": "cpu", "kind": "cpu", "name": "Some CPU", "cpu_cores": 2, "threads": 1}
@@ -180,9 +180,3 @@ def test_a_quota_is_what_the_machine_the_model_and_the_tuner_go_by(machine_with,
     assert here.cpu_cores == 8
     assert "8 of 64 (quota) CPU cores" in here.line and "8 of 64 (quota)" in str(here)
     assert quotas.free_ram_bytes() == 250
-
-
-@pytest.mark.parametrize("shm_gib, is_small", [(0.06, True), (8.0, False)])
-def test_a_small_shared_memory_is_said_with_its_remedy(shm_gib, is_small):
-    here = str(Machine.from_dict(FACTS | {"shm_gib": shm_gib}))
-    assert ("small for loader workers" in here) == ("--shm-size=2g" in here) == is_small

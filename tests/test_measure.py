@@ -1,15 +1,15 @@
 """`lk.measure`: a function of one's own on the bench, row by row."""
 
 import linecache
+import pickle
 import threading
 
-import cloudpickle
 import pytest
 import torch
 from played_gpu import load
 
 import labkit as lk
-from labkit.bench import triton_kernels
+from labkit.bench.by_value import dumped
 
 FACTOR = 3  # of this "notebook"
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ def test_each_point_is_a_row_and_one_that_fails_says_why_while_the_next_ones_go_
     assert list(rows["seen"].dropna()) == [1, 4, 5, 6, 1]  # the last one in a fresh process
     errors = rows["error"]
     assert errors[1] == "skipped: needs CUDA" and errors[8] == "out of memory"
-    assert errors[2].endswith("raise KeyError('...'))") and "KeyError" in errors[2]
+    assert errors[2].startswith("KeyError: 'no such layer' (mixed(), line ")
     assert measured.outcome == "finished" and "5 without numbers" in repr(measured)
     again = lk.load(measured.save(tmp_path / "mixed.jsonl"))
     assert again.recorded and again.rows.equals(rows)
@@ -65,10 +65,10 @@ def locked():
 @pytest.mark.parametrize(
     "function, grid, why",
     [
-        (product, {}, "product takes n too"),
-        (product, {"n": 8, "size": 4}, "Unknown argument of product: size"),
+        (product, {}, "missing a required argument: 'n'"),
+        (product, {"n": 8, "size": 4}, "product.*unexpected keyword argument 'size'"),
         (product, {"n": 8, "device": "gpu"}, "device='gpu'"),
-        (locked(), {}, "lock, which uses_it uses, cannot be sent"),
+        (locked(), {}, "lock .*cannot be sent"),
         ("roofline", {}, "function"),
     ],
 )
@@ -106,10 +106,9 @@ def test_a_triton_kernel_of_a_notebook_travels_with_its_source(monkeypatch):
     lines = CELL.splitlines(keepends=True)
     monkeypatch.setitem(linecache.cache, "<cell>", (len(CELL), None, lines, "<cell>"))
     exec(compile(CELL, "<cell>", "exec"), cell)
-    triton_kernels.allow()
-    packed = cloudpickle.dumps(triton.jit(cell["double"]))
+    packed = dumped(triton.jit(cell["double"]))
     del linecache.cache["<cell>"]  # the bench has not seen the cell
-    assert "2 * tl.load(x + place)" in cloudpickle.loads(packed).src
+    assert "2 * tl.load(x + place)" in pickle.loads(packed).src
 
 
 # -- the panel of a function -----------------------------------------------------------------------
@@ -130,7 +129,7 @@ def test_a_point_joins_the_rows_and_one_measured_again_replaces_its_own(tmp_path
     for ms, n in ((30, 3), (25, 2)):
         grid.add(measured_rows(tmp_path / f"point-{n}", row(n, ms)))
     assert dict(zip(grid.rows["n"], grid.rows["ms"], strict=True)) == {1: 10, 3: 30, 2: 25}
-    assert len(grid) == 3 and grid.added[0].in_words == "30 ms"
+    assert len(grid) == 3
 
 
 def test_an_argument_named_as_one_of_measures_own_is_refused():

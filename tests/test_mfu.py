@@ -32,7 +32,10 @@ def by_hand(job):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["mlp", "cnn", "transformer"])
+@pytest.mark.parametrize(
+    "model",
+    ["cnn", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("mlp", "transformer"))],
+)
 def test_the_flops_of_the_courses_models_are_those_of_the_formula(model, tiny):
     knobs = {"dataset": "array", "batch_size": 5, "width": 32, "depth": 3, "image_px": 32}
     run = lk.run(tiny.but(model=model, steps=5, xray=False, device="cpu", **knobs))

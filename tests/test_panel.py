@@ -37,8 +37,8 @@ def played():
         process = Mock(alive=lambda: bool(left), stop=stop)
         tail = Mock(read=lambda: [left.pop(0)] if left else [])
         run = Run(path, process=process)
-        run.recorded = True
-        run._tail = tail
+        run._reader.recorded = True
+        run._reader._tails = {None: tail}
         return run
 
     shown.launch = launch

@@ -14,7 +14,7 @@ from PIL import Image
 from played_gpu import CPU, END, GPU, MS
 
 from labkit import Pipeline
-from labkit.results.sweep import Sweep
+from labkit.api import Sweep
 from labkit.view.run_figure import curves
 from labkit.view.several_figures import draw_sweep
 
@@ -35,7 +35,7 @@ def record(tmp_path):
         samples = ({"event": "telemetry", **sample} for sample in telemetry)
         knobs = {"io_ms": 2.5} | knobs
         run = played_gpu.log(tmp_path, machine, knobs, *events, *samples, end=end)
-        run.recorded = False
+        run.data.recorded = False
         return run
 
     return make
@@ -87,7 +87,7 @@ def test_a_run_before_is_named_and_the_title_says_what_the_change_brought(record
     assert "num_workers=4: 5.4x the throughput, CPU busy 90%" in shown
     assert "waiting for data 50.0 → 1.0 ms" in shown and "before: num_workers=0" in shown
     there = record(machine=GPU)
-    there.recorded = True
+    there.data.recorded = True
     assert texts(there.plot(before=there)).count("RECORDED on NVIDIA H200") == 2
 
 

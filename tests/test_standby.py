@@ -10,8 +10,8 @@ import pytest
 from helpers import processes_of
 from planted import QUICK, wait_until
 
+from labkit.api import launch
 from labkit.process import family, launcher
-from labkit.results.launch import launch
 
 
 def needs_processes(test):

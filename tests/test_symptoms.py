@@ -33,7 +33,7 @@ def test_every_cause_that_a_verdict_can_state_has_a_page_that_says_its_name():
 
 
 def test_a_cause_is_written_in_words_and_json_keeps_to_its_spelling():
-    assert (in_words("slow_items"), in_json("slow_items")) == ("slow items", "slow_items")
+    assert (in_words("slow_line"), in_json("slow_line")) == ("slow line", "slow_line")
     assert in_json("one_rank_is_slower") == "one rank is slower"
 
 

@@ -69,7 +69,7 @@ def test_every_command_explains_itself_and_each_of_its_options():
         "run --set num_workers=lots",
         "trace no-such-file.json",
         "diagnose no-such-record.jsonl",
-        "tune --collate module:name",
+        "tune --step module:name",
         "watch",
         "watch -- no-such-command",
     ],

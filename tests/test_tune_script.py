@@ -18,10 +18,9 @@ import psutil
 import pytest
 
 from labkit.tuning.script_bench import NO_STEP, ScriptBench, runnable
-from labkit.tuning.script_search import ScriptSearch
+from labkit.tuning.search import Search
 from labkit.tuning.search_result import Tuning
-from labkit.tuning.settings import of_loader
-from labkit.tuning.trial import Outcome, Trial
+from labkit.tuning.trial import Outcome, Trial, of_loader
 
 SCRIPT = """
 import os, sys, time, torch
@@ -205,8 +204,8 @@ def searched(rates, *, others=lambda _run: 0.0, budget_s=600.0, start=0, epochs=
     tuning = Tuning("train.py", knobs, command="python train.py", epochs=epochs, tried=[first])
     tuning.site = "train.py:9"
     bench = SimpleNamespace(measure=measure, each=None)
-    how = {"budget_s": budget_s, "cores": 4, "max_workers": 12, "on_card": False}
-    return ScriptSearch(tuning, bench, **how).run(), len(runs)
+    how = {"budget_s": budget_s, "max_workers": 12, "on_card": False}
+    return Search(tuning, bench, **how).run(), len(runs)
 
 
 def test_where_ready_batches_gain_nothing_two_runs_say_so():

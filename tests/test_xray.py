@@ -5,7 +5,7 @@ import pytest
 from recordings import ship
 
 from labkit import load
-from labkit.results.launch import launch
+from labkit.api import launch
 
 
 @pytest.mark.slow

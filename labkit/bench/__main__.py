@@ -13,7 +13,7 @@ from pathlib import Path
 
 from labkit.instruments import lifetime
 from labkit.orders import RowsOrder, RunOrder
-from labkit.process.death_signal import die_with
+from labkit.process.family import die_with
 from labkit.stamps.events import EventLog
 
 

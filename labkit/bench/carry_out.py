@@ -5,27 +5,25 @@ from __future__ import annotations
 import contextlib
 import importlib
 import multiprocessing
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from labkit.bench import data, handoff, user_parts, xray
+from labkit.bench import data, handoff, user_dataset, xray
 from labkit.bench.flops import write_work
-from labkit.bench.loop import Trainer, Trains, train
+from labkit.bench.loop import Trainer, train
 from labkit.bench.planted_fault import planted
 from labkit.bench.quick_runs import shorten
 from labkit.bench.resolve_config import resolve_config
-from labkit.bench.user_dataset import EndlessBatches
-from labkit.bench.user_step import OwnStep
 from labkit.instruments import devices, loader_workers, machine, resources
 from labkit.instruments.loader_hook import Recording, in_workers
 from labkit.instruments.loader_work import LoaderWork
 from labkit.instruments.sampler import Sampler
-from labkit.orders import RowsOrder, RunOrder
+from labkit.knobs import Settings
+from labkit.orders import DataOrder, Order, PipelineOrder, RowsOrder, RunOrder, ScriptOrder
 from labkit.process.device_lock import hold
 from labkit.spec import LOADER_KNOBS, Job
 from labkit.stamps.events import EventLog
@@ -33,8 +31,8 @@ from labkit.stamps.timeline import make_timeline
 
 LEAST_WARMUP = 3  # steps left out of the statistics, where no more batches are prefetched
 
-TrainerType = TypeVar("TrainerType", bound=Trainer)
-Loader = DataLoader[object] | EndlessBatches
+Here = Mapping[str, object]
+"""The machine, as its event describes it."""
 
 
 def do(order: RunOrder | RowsOrder, folder: Path, log: EventLog) -> None:
@@ -51,58 +49,82 @@ def do(order: RunOrder | RowsOrder, folder: Path, log: EventLog) -> None:
 
         perform(order, device, folder, log)
         log.write("memory", peak_bytes=resources.peak_bytes(device))
-    else:
-        run_pipeline(order, device, folder, log)
-
-
-def run_pipeline(order: RunOrder, device: torch.device, folder: Path, log: EventLog) -> None:
-    """Set up the pipeline that `order` describes, and train."""
-    own = "source" in order
+        return
     resources.keep_freed_memory()
-    job, not_applied = resolve_config(order["pipeline"], device, size_model=not own)
-    if not own:
-        shorten(job, not_applied)
-    knobs = vars(job)
-    if own:  # the others act on no part of the reader's
-        knobs = {name: knobs[name] for name in LOADER_KNOBS}
+    if "source" in order:
+        run_own(order, here, folder, log)
+    else:
+        run_pipeline(order, device, here, folder, log)
+
+
+def run_own(order: DataOrder, here: Here, folder: Path, log: EventLog) -> None:
+    """Feed the reader's dataset to their step."""
+    job, not_applied = resolve_config(order["pipeline"], here, size_model=False)
+    knobs = {name: getattr(job, name) for name in LOADER_KNOBS}  # the others act on nothing
     log.write("job", pipeline=knobs, not_applied=not_applied)
-    trainer, loader = prepare(order, job, device, folder, log)
+    log.stage("loading your dataset")
+    trainer, batches = user_dataset.prepare(order["source"], job, folder)
+    timeline = make_timeline(log, folder, trainer.device)
+    with lines_of(batches.loader, folder):
+        steps = train(trainer, begun(batches, job, log), timeline, job)
+    log.write("memory", peak_bytes=resources.peak_bytes(trainer.device))
+    handoff.look(batches.tensors, steps, log, None)
+
+
+def run_pipeline(
+    order: PipelineOrder | ScriptOrder,
+    device: torch.device,
+    here: Here,
+    folder: Path,
+    log: EventLog,
+) -> None:
+    """Set up the pipeline that `order` describes, and train."""
+    job = settled(order["pipeline"], here, log)
+    if "module" in order:
+        made = importlib.import_module(order["module"])
+        trainer, loader = made.prepare(order, job, device, folder, log)
+    else:
+        dataset = made_dataset(job, order, log)
+        log.stage("building the model")
+        trainer = Trainer(job, device)
+        compile_model(trainer, log)
+        loader = data.make_loader(planted(order["fault"], dataset, trainer), job)
     timeline = make_timeline(log, folder, device)
     with lines_of(loader, folder):
         iterator = begun(loader, job, log)
         xray.keep_time(job)
         steps = train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=resources.peak_bytes(device))
-    if isinstance(loader, EndlessBatches):
-        handoff.look(loader.tensors, steps, log, None)
-    if isinstance(trainer, OwnStep):
-        return
     xray.look(trainer, iterator, job, steps, folder, log)
     handoff.look(data.noise_batch(job), steps, log, trainer)
     write_work(job, device, log)
 
 
-def prepare(
-    order: RunOrder, job: Job, device: torch.device, folder: Path, log: EventLog
-) -> tuple[Trains, Loader]:
-    """Return what trains, and the loader that feeds it."""
-    if "source" in order:
-        log.stage("loading your dataset")
-        return user_parts.prepare(order["source"], job, folder)
-    if "module" in order:
-        made = importlib.import_module(order["module"])
-        return made.prepare(order, job, device, folder, log)
-    cache = Path(order["cache"]) / "data"
-    dataset = data.make_dataset(job, cache, partial(log.stage, "making images"))
-    trainer = built(lambda: Trainer(job, device), log)
-    dataset = planted(order["fault"], dataset, trainer)
-    return trainer, data.make_loader(dataset, job)
+def settled(asked: Settings, here: Here, log: EventLog, **not_applied: str) -> Job:
+    """Return and write the job that this device can do of what was asked for."""
+    job, why_not = resolve_config(asked, here)
+    not_applied |= why_not
+    shorten(job, not_applied)
+    log.write("job", pipeline=vars(job), not_applied=not_applied)
+    return job
+
+
+def made_dataset(job: Job, order: Order, log: EventLog) -> data.Images:
+    """Return the dataset of a pipeline; its files lie in the user's cache folder."""
+    log.stage("making images")
+    return data.make_dataset(job, Path(order["cache"]) / "data")
+
+
+def compile_model(trainer: Trainer, log: EventLog) -> None:
+    """Compile a model where its job says so."""
+    if trainer.job.compile:
+        log.stage("compiling the model")
+        log.write("compiled", seconds=trainer.compile_now())
 
 
 @contextlib.contextmanager
-def lines_of(batches: Loader, folder: Path) -> Iterator[None]:
+def lines_of(loader: DataLoader[object], folder: Path) -> Iterator[None]:
     """Sample the lines of the loop and its dataset, here and in the loader's workers."""
-    loader = batches.loader if isinstance(batches, EndlessBatches) else batches
     sampler = Sampler(folder)
     sampler.places.loop = train.__code__
     work = LoaderWork(sampler.log, -1, 1)
@@ -114,17 +136,7 @@ def lines_of(batches: Loader, folder: Path) -> Iterator[None]:
     work.close()
 
 
-def built(make: Callable[[], TrainerType], log: EventLog) -> TrainerType:
-    """Return the trainer that `make` gives, compiled where its job says so."""
-    log.stage("building the model")
-    trainer = make()
-    if trainer.job.compile:
-        log.stage("compiling the model")
-        log.write("compiled", seconds=trainer.compile_now())
-    return trainer
-
-
-def begun(loader: Loader, job: Job, log: EventLog) -> Iterator[Any]:
+def begun(loader: Iterable[Any], job: Job, log: EventLog) -> Iterator[Any]:
     """Begin to measure: start the loader's workers, and write who they are."""
     resources.collect_garbage()  # from here on, all is as in anybody's training
     log.write("begin", warmup=max(LEAST_WARMUP, job.num_workers * (job.prefetch_factor or 0)))

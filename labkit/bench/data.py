@@ -29,7 +29,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 """Images (B, 3, px, px) uint8 and labels (B,) int64."""
 
 Collate = Callable[..., object]
-RECIPE = 1  # part of the folder's name: a new recipe never meets old files
+RECIPE = 2  # part of the folder's name: a new recipe never meets old files
 
 
 class Images(Dataset):
@@ -76,34 +76,20 @@ def augmented(image: Image.Image, rng: random.Random) -> Image.Image:
 
 
 class Batched(Images):
-    """Images of an array: decoded once ("array"), or noise and `prep_ms` a batch ("sleep")."""
+    """Images of an array (count, 3, px, px), a batch at a time, which waits `batch_s`."""
 
-    def __init__(self, job: Job, file: Path | None):
-        self.file = file
-        self.array: np.ndarray | None = None
+    def __init__(self, job: Job, images: np.ndarray, batch_s: float = 0.0):
+        self.images = images
+        self.batch_s = batch_s
         self.item_s = job.io_ms / 1e3
-        self.batch_s = 0.0
-        if file is None:
-            self.batch_s = job.prep_ms / 1e3
-            shape = (NOISE_IMAGES, 3, job.image_px, job.image_px)
-            self.array = np.random.default_rng(job.seed).integers(0, 256, shape, dtype=np.uint8)
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        images = self._images()
         seconds = self.batch_s + self.item_s * len(indices)
         if seconds:
             time.sleep(seconds)
-        places = np.array(indices) % len(images)
-        batch = torch.from_numpy(images[places])  # (B, 3, px, px) uint8, copied by the index
+        places = np.array(indices) % len(self.images)
+        batch = torch.from_numpy(self.images[places])  # (B, 3, px, px) uint8, copied by the index
         return batch, torch.from_numpy(places % IMAGE_CLASSES)  # (B,) int64
-
-    def _images(self) -> np.ndarray:
-        """Return the array; a file's is opened in the worker: no map is copied to a process."""
-        images = self.array
-        if images is None:
-            images = np.load(str(self.file), mmap_mode="r", allow_pickle=False)
-            self.array = images
-        return images
 
 
 class EndlessShuffle(Sampler):
@@ -157,12 +143,16 @@ class Stalling:
         return self.collate(samples)
 
 
-def make_dataset(job: Job, cache: Path, progress: Callable[[int, int], None]) -> Images:
+def make_dataset(job: Job, cache: Path) -> Images:
     """Build the job's dataset, making its files first where they are missing."""
+    if job.dataset == "sleep":
+        shape = (NOISE_IMAGES, 3, job.image_px, job.image_px)
+        noise = np.random.default_rng(job.seed).integers(0, 256, shape, dtype=np.uint8)
+        return Batched(job, noise, job.prep_ms / 1e3)
+    folder = image_folder(cache, job.image_px)
     if job.dataset == "jpeg":
-        return JpegFiles(jpeg_folder(cache, 2 * job.image_px, progress), job)
-    file = array_file(cache, job.image_px, progress) if job.dataset == "array" else None
-    return Batched(job, file)
+        return JpegFiles(folder, job)
+    return Batched(job, np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False))
 
 
 def make_loader(dataset: Images, job: Job) -> DataLoader:
@@ -197,7 +187,7 @@ def loader_settings(job: Job) -> Settings:
 
 
 def draw_image(index: int, px: int) -> np.ndarray:
-    """Return image `index`, (px, px, 3) uint8: a grating of its class, a blob, and film grain."""
+    """Return image `index`, (px, px, 3) uint8: a grating of its class, and film grain."""
     label = index % IMAGE_CLASSES
     rng = np.random.default_rng([RECIPE, index, px])
     rows, columns = np.mgrid[0:px, 0:px] / px
@@ -206,51 +196,31 @@ def draw_image(index: int, px: int) -> np.ndarray:
     frequency = rng.uniform(5, 8)
     along = columns * np.cos(angle) + rows * np.sin(angle)
     wave = np.sin(2 * np.pi * frequency * along + phase)
-    column, row = rng.uniform(0.2, 0.8, 2)
-    size = rng.uniform(0.05, 0.2)
-    blob = np.exp(-((columns - column) ** 2 + (rows - row) ** 2) / (2 * size**2))
     tint = 0.5 + 0.4 * np.cos(2 * np.pi * (label / IMAGE_CLASSES + np.arange(3) / 3))
-    image = (0.5 + 0.3 * wave)[..., None] * tint + 0.3 * blob[..., None]
-    image += rng.normal(0, 0.06, (px, px, 3))
+    image = (0.5 + 0.3 * wave)[..., None] * tint + rng.normal(0, 0.06, (px, px, 3))
     return (255 * image.clip(0, 1)).astype(np.uint8)
 
 
-def jpeg_folder(cache: Path, px: int, progress: Callable[[int, int], None]) -> Path:
-    """Return a folder of JPEG files of `px` by `px` pixels, making it if it is missing."""
+def image_folder(cache: Path, px: int) -> Path:
+    """Return a folder of JPEG files, and in images.npy the same decoded and resized to `px`.
 
-    def make(folder: Path) -> None:
-        for index in range(IMAGE_COUNT):
-            Image.fromarray(draw_image(index, px)).save(folder / f"{index:05d}.jpg", quality=90)
-            if index % 32 == 0:
-                progress(index, IMAGE_COUNT)
-
-    return _once(cache, f"jpeg-v{RECIPE}-{IMAGE_COUNT}x{px}px", make)
-
-
-def array_file(cache: Path, px: int, progress: Callable[[int, int], None]) -> Path:
-    """Return the same images decoded and resized to `px`: an .npy of (images, 3, px, px) uint8."""
-
-    def make(folder: Path) -> None:
+    It is made if it is missing, and appears only when complete, whoever else is making it.
+    """
+    folder = cache / f"images-v{RECIPE}-{IMAGE_COUNT}x{px}px"
+    if is_ours(folder):
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".", ignore_cleanup_errors=True) as part:
         images = []
-        for file in sorted(jpeg_folder(cache, 2 * px, progress).iterdir()):
+        for index in range(IMAGE_COUNT):
+            file = Path(part, f"{index:05d}.jpg")
+            Image.fromarray(draw_image(index, 2 * px)).save(file, quality=90)
             with Image.open(file) as image:
                 images.append(np.asarray(image.resize((px, px))).transpose(2, 0, 1))
-        np.save(folder / "images.npy", np.stack(images))
-
-    return _once(cache, f"array-v{RECIPE}-{IMAGE_COUNT}x{px}px", make) / "images.npy"
-
-
-def _once(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
-    """Make a folder that appears under its name only when complete, whoever else is making it."""
-    folder = cache / name
-    if not is_ours(folder):
-        cache.mkdir(parents=True, exist_ok=True)
-        made = tempfile.TemporaryDirectory(dir=cache, prefix=".", ignore_cleanup_errors=True)
-        with made as part:
-            make(Path(part))
-            try:
-                os.replace(part, folder)
-            except OSError:
-                if not is_ours(folder):  # not a race with another run that finished first
-                    raise
+        np.save(Path(part, "images.npy"), np.stack(images))  # (images, 3, px, px) uint8
+        try:
+            os.replace(part, folder)
+        except OSError:
+            if not is_ours(folder):  # not a race with another run that finished first
+                raise
     return folder

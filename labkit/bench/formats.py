@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from labkit.instruments.card_formats import too_old_for
+from labkit.bench.resolve_config import lacks_format
 
 NUMBER_FORMATS = {  # the dtype of the tensors
     "fp64": torch.float64,
@@ -59,11 +59,7 @@ def computes_in(precision: str, model: str, device: torch.device) -> str:
 
 def why_not(name: str, device: torch.device) -> str | None:
     """Return why work in this format makes no sense on a device; None where it does."""
-    if name == "tf32" and device.type != "cuda":
-        return "TF32 is a mode of NVIDIA's Tensor Cores; this device has none"
-    if name == "fp16" and device.type == "cpu":
-        return "no fast path here: FP16 is for GPUs, and takes most CPUs tens of times as long"
-    if name in ("tf32", "bf16") and device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        return too_old_for(name, f"{major}.{minor}")
-    return None
+    capability = None
+    if device.type == "cuda":
+        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    return lacks_format(name, device.type, capability)

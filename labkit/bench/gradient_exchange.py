@@ -25,90 +25,65 @@ from labkit.stamps.timeline import DeviceTimeline, HostTimeline
 Mark = int | torch.Event  # when something was: ns on a CPU, an event of a GPU
 
 
-class Communication:
-    """The stamps of a step: the last gradient is there; all gradients are averaged."""
-
-    def __init__(self):
-        self.stamp: Callable[[], Mark] = now_ns
-        self.marks: list[Mark] = []
-        self.steps: deque[list[Mark]] = deque()  # of each that is issued and not written yet
-
-    def started(self) -> None:
-        """Note that the gradients are complete: from now on, this waits for others and the wire."""
-        self.marks = [self.stamp()]
-
-    def ended(self) -> None:
-        """Note that the averaged gradients are there; no step without communication has it."""
-        if len(self.marks) == 1:
-            self.marks.append(self.stamp())
-
-    def end_step(self) -> None:
-        """Keep the two marks of a step, or [] where nothing was sent."""
-        self.steps.append(self.marks if len(self.marks) == 2 else [])
-        self.marks = []
-
-
 class DistributedTrainer(Trainer):
     """A Trainer whose gradients are averaged over all ranks; buffers stay each rank's own."""
 
     def __init__(self, job: Job, device: torch.device, no_sync: bool):
         super().__init__(job, device)
         self.no_sync = no_sync
-        self.comm = Communication()
+        self.stamp: Callable[[], Mark] = now_ns
+        self.marks: list[Mark] = []  # of this step: the last gradient is there; all are averaged
+        self.exchanges: deque[list[Mark]] = deque()  # of each step that is not written yet
         self.parallel = DistributedDataParallel(
             self.model,
             device_ids=[device.index] if device.type == "cuda" else None,
             broadcast_buffers=False,
             gradient_as_bucket_view=True,
         )
-        self.parallel.register_comm_hook(self.comm, exchange)
+        self.parallel.register_comm_hook(self, exchange)
         self.model = self.parallel
-        self.optimizer.register_step_pre_hook(lambda *_: self.comm.ended())
+        self.optimizer.register_step_pre_hook(lambda *_: self.averaged())
+
+    def averaged(self) -> None:
+        """Note that the averaged gradients are there; no step without communication has it."""
+        if len(self.marks) == 1:
+            self.marks.append(self.stamp())
 
     def compute(self, images: torch.Tensor, labels: torch.Tensor, update: bool) -> torch.Tensor:
         """Compute as a Trainer does; with `no_sync`, exchange only right before an update."""
+        self.marks = []
         is_quiet = self.no_sync and not update
         with self.parallel.no_sync() if is_quiet else contextlib.nullcontext():
             loss = super().compute(images, labels, update)
-        self.comm.ended()  # a micro-batch that is exchanged without an update ends here
-        self.comm.end_step()
+        self.averaged()  # a micro-batch that is exchanged without an update ends here
+        self.exchanges.append(self.marks)
         return loss
 
+    def timeline(self, log: EventLog) -> HostTimeline | DeviceTimeline:
+        """Return the timeline of its device, which writes every step as it ends.
 
-def exchange(comm, bucket):  # DDP refuses annotations that are text, as all are in this file
+        That takes 10 to 25 µs, little beside the exchange. On a GPU, events in its queue stamp it.
+        """
+        self.exchanges.clear()  # of what was computed before
+        if self.device.type == "cpu":
+            return HostTimeline(lambda step: self._write(step, log, int), long_ns=0)
+        timeline = DeviceTimeline(
+            lambda step: self._write(step, log, timeline.clock.taken), self.device
+        )
+        self.stamp = timeline.clock.events.record
+        return timeline
+
+    def _write(self, step: FinishedStep, log: EventLog, as_ns: Callable[[Any], int]) -> None:
+        """Write a step with its exchange."""
+        moments = tuple(map(as_ns, self.exchanges.popleft()))
+        log.write_line(step._replace(exchange=moments).line())
+
+
+def exchange(trainer, bucket):  # DDP refuses annotations that are text, as all are in this file
     """Average a bucket as DDP's own hook does; stamp the last: then no gradient is missing."""
     if bucket.is_last():
-        comm.started()
+        trainer.marks = [trainer.stamp()]
     group = dist.group.WORLD
     if group is None:
         raise RuntimeError("gradients are exchanged within a process group, and there is none")
     return allreduce_hook(group, bucket)
-
-
-class DirectSteps:
-    """Writes every step as it ends, with its communication: 10 to 25 µs, little beside it."""
-
-    def __init__(self, log: EventLog, comm: Communication):
-        self.log = log
-        self.comm = comm
-        self.as_ns: Callable[[Any], int] = int  # when a mark of the step that is written was made
-
-    def add(self, step: FinishedStep) -> None:
-        """Write a step."""
-        moments = tuple(map(self.as_ns, self.comm.steps.popleft()))
-        self.log.write_line(step._replace(exchange=moments).line())
-
-
-def rank_timeline(
-    log: EventLog, device: torch.device, comm: Communication
-) -> HostTimeline | DeviceTimeline:
-    """Return the timeline that fits `device`; on a GPU, events in its queue stamp the exchange."""
-    steps = DirectSteps(log, comm)
-    if device.type == "cpu":
-        timeline = HostTimeline(steps.add, long_ns=0)
-    else:
-        timeline = DeviceTimeline(steps.add, device)
-        steps.as_ns = timeline.clock.taken
-        comm.stamp = timeline.clock.events.record
-    comm.steps.clear()  # of what was computed before
-    return timeline

@@ -2,41 +2,52 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FunctionType
 
-from labkit.knobs import check_names
 from labkit.orders import RowsAsked
 from labkit.spec import KNOBS
 
 TIMED = ("ms", "iqr_ms", "noisy", "tflops", "gib_s", "error")  # columns that the bench adds
+OURS = ("device", "wait", "x", "y", "by", "title", "beside", "log")  # arguments of lk.measure
 NOISY = 0.10  # IQR over median above which a measurement is noisy, as in torch.utils.benchmark
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A function to measure, and the values of its arguments: every combination is a row.
-
-    Raises ValueError where a value is missing, is not the function's, or where there is none.
-    """
+    """A function to measure, and the values of its arguments: every combination is a row."""
 
     name: str  # the function's
-    arguments: tuple[str, ...]  # all that it takes, beside the bench
-    needed: tuple[str, ...]  # those without a default
     values: Mapping[str, list[object]]
     device: str = "auto"  # as the knob of a Pipeline
 
-    def __post_init__(self) -> None:
-        KNOBS["device"].check(self.device)
-        check_names(self.values, self.arguments, f"argument of {self.name}:")
-        missing = [name for name in self.needed if name not in self.values]
-        if missing:
-            give = ", ".join(f"{name}=[...]" for name in missing)
-            raise ValueError(f"{self.name} takes {', '.join(missing)} too: give {give}.")
-        for name, values in self.values.items():
-            if not values:
-                raise ValueError(f"{name}=[] has no value: there is nothing to measure.")
+    @classmethod
+    def of(cls, function: Callable[..., object], values: Mapping[str, object], device: str) -> Grid:
+        """Make a Grid of lists of values, or single ones.
+
+        Raises ValueError where a value is missing, is not the function's, or where there is none.
+        """
+        KNOBS["device"].check(device)
+        if not isinstance(function, FunctionType):
+            raise ValueError(f"{function!r} is not a function: give one that takes (bench, ...).")
+        name = function.__name__
+        signature = inspect.signature(function)
+        try:
+            signature.bind(None, **values)
+        except TypeError as error:
+            raise ValueError(f"{name}(bench, ...): {error}.") from None
+        if taken := [each for each in signature.parameters if each in OURS]:
+            also = f"{name}() has an argument {taken[0]}, as lk.measure has"
+            raise ValueError(f"{also}: rename yours.")
+        grid = {}
+        for argument, given in values.items():
+            grid[argument] = list(given) if isinstance(given, (list, tuple, range)) else [given]
+            if not grid[argument]:
+                raise ValueError(f"{argument}=[] has no value: there is nothing to measure.")
+        return cls(name, grid, device)
 
     @property
     def points(self) -> list[dict[str, object]]:

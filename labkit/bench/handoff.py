@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from statistics import median
-from typing import NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -66,17 +65,6 @@ def look(batch: Batch, steps: int, log: EventLog, trainer: Trainer | None) -> No
     write_or_why(log, "handoff", lambda: _costs(batch, trainer))
 
 
-class Handoff(NamedTuple):
-    """What handing one batch over took, and a step on it; ns."""
-
-    is_late: bool  # whether it came after a long wait
-    wall: int  # from asking for a batch that is there to having it
-    share: int  # CPU time of the worker to move it to shared memory
-    worker: int  # CPU time of the worker for a batch, moving it included
-    touch: int  # CPU time that reading it the first time takes longer than again
-    step: int  # CPU time of the step
-
-
 def _costs(batch: Batch, trainer: Trainer | None) -> dict[str, float | None]:
     """Hand `batch` over a few times, let `trainer`, if any, train on it; return medians in µs."""
     loader = DataLoader(
@@ -89,44 +77,35 @@ def _costs(batch: Batch, trainer: Trainer | None) -> dict[str, float | None]:
     deadline = now_ns() + BUDGET_NS
     iterator = iter(loader)
     next(iterator)
-    rounds: list[Handoff] = []
+    soon: list[dict[str, int]] = []
+    late: list[dict[str, int]] = []  # those after a long wait
     for turn in range(ROUNDS):
         is_late = trainer is not None and turn % COLD_EVERY == 0
-        rounds.append(_handed_over(iterator, trainer, is_late))
-        if now_ns() > deadline and sum(not each.is_late for each in rounds) > FIRST + 1:
+        if is_late or trainer is None:
+            time.sleep(COLD_S if is_late else SETTLE_S)
+        (late if is_late else soon).append(_handed_over(iterator, trainer))
+        if now_ns() > deadline and len(soon) > FIRST + 1:
             break
-    soon = [each for each in rounds if not each.is_late]
-    late = [each for each in rounds if each.is_late]
-    measured = soon[FIRST:]
-    return {
-        "main_wall_us": median(each.wall for each in measured) / 1e3,
-        "touch_us": max(0.0, median(each.touch for each in measured) / 1e3),
-        "share_us": median(each.share for each in measured) / 1e3,
-        "worker_us": median(each.worker for each in measured) / 1e3,
-        "warm_us": median(each.step for each in soon[1:]) / 1e3 if trainer else None,
-        "cold_us": median(each.step for each in late[1:]) / 1e3 if len(late) > 2 else None,
-        "bytes": sum(tensor.nbytes for tensor in batch),
+    names = ("main_wall", "share", "worker", "warm" if trainer else "touch")
+    found: dict[str, float | None] = {
+        f"{name}_us": max(0.0, median(each[name] for each in soon[FIRST:]) / 1e3) for name in names
     }
+    if len(late) > 2:
+        found["cold_us"] = median(each["warm"] for each in late[1:]) / 1e3
+    return {**found, "bytes": sum(tensor.nbytes for tensor in batch)}
 
 
-def _handed_over(iterator: Handed, trainer: Trainer | None, is_late: bool) -> Handoff:
-    """Take a batch, after a long wait or right after the step before, and train on it."""
-    if is_late or trainer is None:
-        time.sleep(COLD_S if is_late else SETTLE_S)
+def _handed_over(iterator: Handed, trainer: Trainer | None) -> dict[str, int]:
+    """Take a batch, and train on it; return what that took, ns."""
     asked = now_ns()
     received, worker, share = next(iterator)
-    wall = now_ns() - asked
-    if trainer is None:
-        return Handoff(is_late, wall, share, worker, _first_touch(received[0]), 0)
+    took = {"main_wall": now_ns() - asked, "worker": worker, "share": share}
     start = time.thread_time_ns()
-    trainer.compute(*trainer.to_device(*received), update=True)
-    return Handoff(is_late, wall, share, worker, 0, time.thread_time_ns() - start)
-
-
-def _first_touch(tensor: torch.Tensor) -> int:
-    """Return the CPU time (ns) that reading a tensor the first time takes longer than again."""
-    start = time.thread_time_ns()
-    tensor.sum()
+    if trainer is not None:
+        trainer.compute(*trainer.to_device(*received), update=True)
+        return {**took, "warm": time.thread_time_ns() - start}
+    received[0].sum()
     middle = time.thread_time_ns()
-    tensor.sum()
-    return 2 * middle - start - time.thread_time_ns()
+    received[0].sum()
+    # the CPU time that reading a tensor the first time takes longer than again
+    return {**took, "touch": 2 * middle - start - time.thread_time_ns()}

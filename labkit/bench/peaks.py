@@ -60,13 +60,12 @@ def memory_rate(bench: Bench) -> float:
     A copy would read its target too before a CPU overwrites it, which nobody counts.
     """
     free = free_bytes(bench.device)
-    cache = machine.cache_bytes(bench.device)
-    enough = int(min(LEAST_BYTES, SHARE_OF_FREE * free))  # a small card has less to give
-    wanted = max(enough, TIMES_CACHE * cache)
-    if wanted > SHARE_OF_FREE * free:
-        need = wanted / SHARE_OF_FREE / 2**30
+    beyond_cache = TIMES_CACHE * machine.cache_bytes(bench.device)
+    size = int(min(max(LEAST_BYTES, beyond_cache), SHARE_OF_FREE * free))
+    if size < beyond_cache:
+        need = beyond_cache / SHARE_OF_FREE / 2**30
         bench.skip(f"needs {need:.1f} GiB of free memory, {free / 2**30:.1f} are free")
-    array = torch.ones(wanted // 4, device=bench.device)
+    array = torch.ones(size // 4, device=bench.device)
     return fastest(bench, lambda: array.mul_(0.9999), 2 * array.nbytes)
 
 
@@ -77,9 +76,7 @@ def product_rate(bench: Bench, name: str) -> float:
     rates = []
     with formats.using(name) as dtype:
         for side in SIDES:
-            left = torch.randn(side, side, device=bench.device).to(dtype)
-            right = torch.randn(side, side, device=bench.device).to(dtype)
-            out = torch.empty_like(left)
+            left, right, out = torch.randn(3, side, side, device=bench.device).to(dtype)
             flops = 2 * side**3
             rates.append(fastest(bench, partial(torch.mm, left, right, out=out), flops))
             if flops / rates[-1] > LONG_ENOUGH:

@@ -1,39 +1,49 @@
-"""From what was asked for to what this device can do: the job, and what was not applied and why."""
+"""From what was asked for to what a device can do: the job, and what was not applied and why.
+
+Where its pipeline leaves it open the model has the size of a table. On a CPU a step takes 5 to 6 ms
+on one core. On a GPU it takes 3 to 30 ms for the default batch in FP32, so that the default loader
+starves any card: they are told apart by their memory, which grows with their speed.
+"""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator
-
-import torch
+from collections.abc import Iterator, Mapping
 
 from labkit import quotas
-from labkit.bench import formats, model_size
-from labkit.instruments import devices, resources
-from labkit.instruments.compiling import compile_lacks
+from labkit.instruments.card_formats import too_old_for
 from labkit.knobs import Settings
-from labkit.spec import GRAPH_MODES, Job, automatic
+from labkit.spec import GRAPH_MODES, PX, Job, automatic
+
+# {model: (width, depth)}
+ON_CPU = {"cnn": (16, 2), "mlp": (128, 3), "transformer": (64, 2)}
+TEXTBOOK = 2  # a CPU's 50 ms delay goes with 10 ms of compute, and takes no core from the model
+ON_GPU = {  # by the least memory of a card, GiB
+    60: {"cnn": (320, 12), "mlp": (8192, 8), "transformer": (1024, 9)},
+    20: {"cnn": (320, 4), "mlp": (8192, 3), "transformer": (1024, 3)},
+    10: {"cnn": (320, 1), "mlp": (4096, 2), "transformer": (1024, 1)},
+    0: {"cnn": (160, 1), "mlp": (4096, 1), "transformer": (512, 1)},
+}
 
 
 def resolve_config(
-    asked: Settings, device: torch.device, size_model: bool = True, here: bool = True
+    asked: Settings, here: Mapping[str, object], size_model: bool = True
 ) -> tuple[Job, dict[str, str]]:
     """Return the job (every knob's final value) and {knob: why it was not applied}.
 
-    `size_model` is False where the step is the reader's, `here` where the card is of another
-    machine.
+    `here` is the `machine` event, of which a device that is elsewhere has only the `device`.
+    `size_model` is False where the step is the reader's.
     """
     job = Job(**asked)
-    job.device = str(device)
-    for name, value in automatic(asked, device.type != "cpu", quotas.cpu_cores().count).items():
+    job.device = str(here["device"])
+    kind = job.device.partition(":")[0]
+    for name, value in automatic(asked, kind != "cpu", quotas.cpu_cores().count).items():
         if getattr(job, name) is None:
             setattr(job, name, value)
-    if size_model and here:
-        model_size.fill(job, device)
+    if size_model:
+        _size(job, kind, here.get("memory_gib"))
 
     dropped: dict[str, str] = {}
-    for name, value, reason in _inapplicable(job, device, here):
+    for name, value, reason in _inapplicable(job, kind, here):
         if getattr(job, name) != value:
             setattr(job, name, value)
             dropped[name] = reason
@@ -43,9 +53,29 @@ def resolve_config(
     return job, dropped
 
 
-def _inapplicable(job: Job, device: torch.device, here: bool) -> Iterator[tuple[str, object, str]]:
+def _size(job: Job, kind: str, memory_gib: object) -> None:
+    """Set `job.width` and `job.depth` where they are None, unless the device is elsewhere."""
+    if kind == "cpu":
+        width, depth = ON_CPU[job.model]
+        if job.dataset == "sleep":
+            depth *= TEXTBOOK
+    elif isinstance(memory_gib, float):
+        # of Apple's, whose memory is the CPU's, the least
+        gib = memory_gib if kind == "cuda" else 0
+        width, depth = ON_GPU[max(least for least in ON_GPU if least <= gib)][job.model]
+        if job.model == "cnn" and job.image_px > PX:  # as much arithmetic a layer on larger images
+            width = max(32, round(width * PX / job.image_px / 32) * 32)
+    else:
+        return
+    job.width = job.width or width
+    job.depth = job.depth or depth
+
+
+def _inapplicable(
+    job: Job, kind: str, here: Mapping[str, object]
+) -> Iterator[tuple[str, object, str]]:
     """Yield (knob, what runs instead, why) for what this device or job cannot honour."""
-    if device.type != "cuda":
+    if kind != "cuda":
         bus = "there is no CUDA device to copy to"
         yield "pin_memory", False, f"{bus}: page-locked memory would gain nothing"
         yield "non_blocking", False, f"{bus}: nothing to overlap"
@@ -54,30 +84,23 @@ def _inapplicable(job: Job, device: torch.device, here: bool) -> Iterator[tuple[
         yield "non_blocking", False, "copies from pageable memory block: set pin_memory=True too"
     if job.model != "cnn":
         yield "channels_last", False, f"model={job.model!r} has no convolution stack to lay out"
-    if here and (why := formats.why_not(job.precision, device)):
+    if why := lacks_format(job.precision, kind, here.get("compute_capability")):
         yield "precision", "fp32", why
-    if here and job.compile and (why := compile_lacks(device)):
-        yield "compile", None, why
-    elif job.compile == "reduce-overhead" and device.type != "cuda":
+    if lacking := here.get("compile_lacks"):
+        yield "compile", None, str(lacking)
+    elif job.compile == "reduce-overhead" and kind != "cuda":
         yield "compile", "default", "CUDA graphs need a CUDA device: compiled without them"
     elif job.compile in GRAPH_MODES and job.accumulation_steps > 1:
         why = "a CUDA graph's next replay overwrites gradients that accumulation has to keep"
         yield "compile", "default", f"{why}: compiled without graphs"
 
 
-def resolve_anywhere(asked: Settings) -> Settings:
-    """Return the job of a pipeline that is not run, what is not applied, and a CPU's threads."""
-    resources.use_fixed_threads()
-    try:
-        device = devices.find_device(asked["device"])
-        here = True
-    except RuntimeError:  # the card of another machine
-        device = torch.device(asked["device"])
-        here = False
-    job, not_applied = resolve_config(asked, device, here=here)
-    threads = torch.get_num_threads() if device.type == "cpu" else None
-    return {"job": vars(job), "not_applied": not_applied, "threads": threads}
-
-
-if __name__ == "__main__":
-    print(json.dumps(resolve_anywhere(json.loads(sys.argv[1]))))
+def lacks_format(name: str, kind: str, capability: object) -> str | None:
+    """Return why work in a number format makes no sense on a kind of device; None where it does."""
+    if name == "tf32" and kind != "cuda":
+        return "TF32 is a mode of NVIDIA's Tensor Cores; this device has none"
+    if name == "fp16" and kind == "cpu":
+        return "no fast path here: FP16 is for GPUs, and takes most CPUs tens of times as long"
+    if name in ("tf32", "bf16") and kind == "cuda" and capability is not None:
+        return too_old_for(name, str(capability))
+    return None

@@ -7,7 +7,6 @@ not count, repeated until the interquartile range is a tenth of the median, as
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import time
@@ -53,7 +52,6 @@ class Bench:
         flops: float | None = None,
         bytes: float | None = None,
         seconds: float = MIN_SECONDS,
-        **columns: object,
     ) -> float:
         """Time one call of `work` and return the median in seconds.
 
@@ -62,20 +60,12 @@ class Bench:
             flops: Floating-point operations of one call, for the column `tflops`.
             bytes: Bytes that one call moves, for the column `gib_s`.
             seconds: How long to measure; up to 2 s longer where times vary by more than 10 %.
-            columns: More columns for this row, where one function times several things.
         """
         seconds = seconds / QUICK_PART if quick_run() else seconds
         times = self._in_turn({"": work}, seconds, rounds=1)[""]
-        self._add(times, flops, bytes, columns)
-        return statistics.median(times)
+        return self._add(times, flops=flops, bytes=bytes)
 
-    def compare(
-        self,
-        *,
-        flops: float | None = None,
-        bytes: float | None = None,
-        **ways: Work,
-    ) -> dict[str, float]:
+    def compare(self, **ways: Work) -> dict[str, float]:
         """Time several ways to do the same in turn, a row each, and return their medians (s).
 
         What slows the machine for a while slows them all: ratios are firmer than those of one
@@ -83,9 +73,7 @@ class Bench:
         10 %, further rounds follow for up to 2 s.
         """
         times = self._in_turn(ways, 0.0, QUICK_ROUNDS if quick_run() else ROUNDS)
-        for name, each in times.items():
-            self._add(each, flops, bytes, {"way": name})
-        return {name: statistics.median(each) for name, each in times.items()}
+        return {name: self._add(each, values={"way": name}) for name, each in times.items()}
 
     def skip(self, why: str) -> None:
         """End this row, which cannot be measured here: `bench.skip("needs CUDA")`."""
@@ -100,11 +88,11 @@ class Bench:
         """Wait until the device has done what it was given."""
         devices.finish(self.device)
 
-    def _add(
-        self, times: list[float], flops: float | None, bytes: float | None, columns: dict
-    ) -> None:
+    def _add(self, times: list[float], **more: object) -> float:
+        """Add a row; return the median of its times."""
         kept = sorted(times)[:: math.ceil(len(times) / MOST_KEPT)]
-        self.rows.append({"seconds": kept, "flops": flops, "bytes": bytes, "values": columns})
+        self.rows.append({"seconds": kept, **more})
+        return statistics.median(times)
 
     def _in_turn(
         self, ways: dict[str, Work], seconds: float, rounds: int
@@ -116,15 +104,15 @@ class Bench:
         calls = {name: self._calls_in_a_block(work) for name, work in ways.items()}
         times: dict[str, list[float]] = {name: [] for name in ways}
         began = time.perf_counter()
-        for number in itertools.count():
-            spent = time.perf_counter() - began
-            if number >= rounds and spent >= seconds:
-                may_go_on = spent < seconds + MOST_MORE_SECONDS and not quick_run()
-                if not (may_go_on and any(map(noisy, times.values()))):
-                    break
+        at_most = seconds if quick_run() else seconds + MOST_MORE_SECONDS
+        while True:
             for name, work in ways.items():
                 times[name].append(self._block(work, calls[name]))
-        return times
+            rounds -= 1
+            spent = time.perf_counter() - began
+            settled = spent >= at_most or not any(map(noisy, times.values()))
+            if rounds <= 0 and spent >= seconds and settled:
+                return times
 
     def _calls_in_a_block(self, work: Work) -> int:
         """Warm `work` up, and return how many calls make a block."""

@@ -1,18 +1,57 @@
-"""The reader's own dataset in the bench, fed through a DataLoader. Batches do not end."""
+"""The reader's own dataset and step in the bench, fed through a DataLoader without end."""
 
 from __future__ import annotations
 
+import os
+import pickle
+import pkgutil
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
+from labkit.bench import data
+from labkit.bench.by_value import send_by_value
+from labkit.bench.user_step import OwnStep
 from labkit.instruments import batch_contents
 from labkit.instruments.batch_contents import Batch
+from labkit.orders import UserSource
 from labkit.spec import Job
 
 ONE = torch.empty(1)  # expanded, it counts samples and holds none
+
+
+def fetch(source: UserSource, folder: Path) -> dict[str, Any]:
+    """Return what the user's kernel sent, for this process only; relative paths are theirs."""
+    os.chdir(source["cwd"])
+    sys.path += [place for place in source["path"] if place not in sys.path]
+    return pickle.loads((folder / source["payload"]).read_bytes())
+
+
+def prepare(source: UserSource, job: Job, folder: Path) -> tuple[OwnStep, EndlessBatches]:
+    """Return what trains, and the loader that feeds it; raise where the reader's parts do not."""
+    torch.manual_seed(job.seed)
+    try:
+        parts = fetch(source, folder)
+        for name, part in parts.items():
+            parts[name] = pkgutil.resolve_name(part) if isinstance(part, str) else part
+    finally:
+        (folder / source["payload"]).unlink(missing_ok=True)
+    dataset = parts["dataset"]
+    if isinstance(dataset, type) or not hasattr(dataset, "__getitem__"):
+        dataset = dataset()  # what makes it
+    dataset = checked(dataset)
+    sampler = None
+    if not isinstance(dataset, IterableDataset):
+        sampler = data.EndlessShuffle(len(dataset), job.seed)
+    send_by_value()
+    settings = data.loader_settings(job)
+    collate = parts.get("collate_fn")  # None for PyTorch's own
+    loader = DataLoader(dataset, collate_fn=collate, sampler=sampler, **settings)
+    return OwnStep(parts.get("step"), job), EndlessBatches(loader, job)
 
 
 def checked(dataset: Any) -> Any:
@@ -21,37 +60,11 @@ def checked(dataset: Any) -> Any:
     if isinstance(dataset, IterableDataset):
         return dataset
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        once = " can be read once only, and" if hasattr(dataset, "__next__") else ""
         need = "it needs __len__ and __getitem__, or to be an IterableDataset."
-        raise TypeError(f"{kind}{once} is not a dataset: {need}")
+        raise TypeError(f"{kind} is not a dataset: {need}")
     if not len(dataset):
         raise ValueError(f"{kind} is empty: there is no item to load.")
     return dataset
-
-
-class NamesTheItem(Dataset):
-    """The reader's dataset; errors name the item."""
-
-    def __init__(self, dataset: Any):
-        self.dataset = dataset
-        if hasattr(dataset, "__getitems__"):  # a batch at a time, as the dataset itself does
-            self.__getitems__ = self._batch
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> object:
-        return self._fetch("__getitem__", index)
-
-    def _batch(self, indices: list[int]) -> object:
-        return self._fetch("__getitems__", indices)
-
-    def _fetch(self, how: str, which: object) -> object:
-        try:
-            return getattr(self.dataset, how)(which)
-        except Exception as error:
-            call = f"dataset[{which}]" if how == "__getitem__" else f"dataset.{how}({which})"
-            raise RuntimeError(f"{call} failed: {type(error).__name__}: {error}") from error
 
 
 class EndlessBatches:
@@ -73,11 +86,11 @@ class EndlessBatches:
         while True:
             batch = None
             for batch in batches:
-                if not first:
+                if not self.tensors and count is None:
                     self.tensors = tuple(filter(torch.is_tensor, batch_contents.leaves(batch)))
                     if self.streams:  # their last batch may be short
                         count = batch_contents.counter_for(batch, size)
-                if len(first) <= self.job.num_workers:
+                if self.streams and len(first) <= self.job.num_workers:
                     first.append(batch)
                     self._compare(first)
                 # in place of the labels, which only the reader knows
@@ -92,10 +105,9 @@ class EndlessBatches:
     def _compare(self, first: list[Batch]) -> None:
         """Raise where every worker streams the same samples: they would all be trained on twice."""
         workers = self.job.num_workers
-        if not self.streams or workers < 2 or len(first) <= workers:
+        if workers < 2 or len(first) <= workers:
             return
-        one, other, *_, again = map(_values, first)
-        if one == other and again != one:
+        if are_same(first[0], first[1]) and not are_same(first[0], first[-1]):
             raise RuntimeError(
                 f"each of {workers} workers streams the same samples: with an IterableDataset "
                 "use torch.utils.data.get_worker_info() to give each worker its own share, "
@@ -103,13 +115,10 @@ class EndlessBatches:
             )
 
 
-def _values(batch: Batch) -> list[object]:
-    """Return what is in a batch, so that it can be compared."""
-    leaves = batch_contents.leaves(batch)
-    return [_bytes_of(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves]
-
-
-def _bytes_of(tensor: torch.Tensor) -> bytes:
-    """Return the bytes of a tensor's numbers, in any format, on any device."""
-    flat = tensor.detach().cpu().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()  # NumPy knows no bfloat16
+def are_same(one: Batch, other: Batch) -> bool:
+    """Return whether two batches of a loader hold the same."""
+    pairs = zip(batch_contents.leaves(one), batch_contents.leaves(other), strict=False)
+    return all(
+        torch.equal(a, b) if torch.is_tensor(a) and torch.is_tensor(b) else repr(a) == repr(b)
+        for a, b in pairs
+    )

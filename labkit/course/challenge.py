@@ -18,13 +18,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
+from labkit.api import Measurements, Run
 from labkit.course import score_book
 from labkit.course.goals import Goal
 from labkit.course.slow_script import SlowScript
 from labkit.knobs import check_names
-from labkit.results.measurements import Measurements
 from labkit.results.result import Result, Table
-from labkit.results.run import Run
 from labkit.spec import Pipeline
 
 MOST_REPEATS = 3  # of a measurement that hardly misses its mark

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from labkit.api import Run, launch
 from labkit.course.challenge import Challenge, Measured, finished
 from labkit.course.goals import Goal
 from labkit.course.slow_script import SlowScript
-from labkit.results.launch import launch
-from labkit.results.run import Run
 from labkit.spec import Pipeline
 
 # Measures an answer's run, and where it has to the run of what was given, which it starts

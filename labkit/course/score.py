@@ -7,9 +7,9 @@ import numbers
 from dataclasses import dataclass
 from typing import TypeGuard
 
+from labkit.api import Run
 from labkit.course.score_book import Guessed, keep, read
 from labkit.results.result import Result, Table
-from labkit.results.run import Run
 
 
 @dataclass(repr=False)

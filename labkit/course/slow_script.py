@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from labkit.api import Run, launch
 from labkit.bench.quick_runs import quick_run
 from labkit.instruments.card_formats import too_old_for
 from labkit.knobs import Settings, Spec, check_names, declares_knobs, knob
 from labkit.orders import ScriptAsked
 from labkit.results.hardware import machine
-from labkit.results.launch import launch
-from labkit.results.run import Run
 from labkit.results.script import Script, script
 from labkit.spec import Pipeline
 from labkit.stamps.interrupts import held

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from labkit.bench.data import IMAGE_CLASSES, IMAGE_COUNT, JpegFiles, jpeg_folder, make_loader
+from labkit.bench.data import IMAGE_CLASSES, IMAGE_COUNT, JpegFiles, image_folder, make_loader
 from labkit.bench.loop import Batch, Trainer
 from labkit.bench.models import CNN
 from labkit.course import fixed_step, slow_step
@@ -91,7 +91,8 @@ def prepare(
     """Return trainer and loader of a run of the script, for the bench."""
     cache = Path(order["cache"]) / "data"
     fixes = order["script"]["fixes"]
-    images = jpeg_folder(cache, 2 * job.image_px, lambda *done: log.stage("making images", *done))
+    log.stage("making images")
+    images = image_folder(cache, job.image_px)
     log.stage("building the model")
     trainer = SlowTrainer(job, device, fixes)
     return trainer, make_loader(Files(images, job, fixes), job)

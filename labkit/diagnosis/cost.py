@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from labkit.results.hardware import Machine
 from labkit.results.readings import readings
 from labkit.results.result import Result, Table
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 
 # What a device rents for at Amazon, USD/h. GPUs: "EC2 Capacity Blocks for ML", effective rate per
 # accelerator, list of the end of 2024; A10G: g5.xlarge on demand, us-east-1, June 2026. A CPU core:
@@ -67,17 +67,17 @@ class Cost(Result):
 
 
 def cost(
-    run: Run,
+    run: RunData,
     *,
     usd_per_hour: float | None = None,
     kg_co2_per_kwh: float = KG_CO2_PER_KWH,
     samples_per_epoch: int = SAMPLES_PER_EPOCH,
-    before: Run | None = None,
+    before: RunData | None = None,
 ) -> Cost:
     """Return what a run costs in energy, money and carbon: per sample, per epoch, and while idle.
 
     Rent is by default `USD_PER_HOUR` of `labkit.diagnosis.cost`, the grid the world's average, an
-    epoch ImageNet's. `before` is a Run to compare with, at
+    epoch ImageNet's. `before` is a RunData to compare with, at
     the same prices. ValueError: a price below 0 or not finite, or a run without numbers.
     """
     given = {
@@ -112,7 +112,7 @@ def cost(
     )
 
 
-def mean_watts(run: Run) -> float | None:
+def mean_watts(run: RunData) -> float | None:
     """Return mean power after the warm-up, by the card's energy counter; None: hardly read."""
     counts = [
         (sample["t_ns"] / 1e9, sample["energy_j"])

@@ -6,7 +6,7 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import CONCLUDED, NEIGHBOUR, Finding, Measured, Remedy, remedy
 from labkit.diagnosis.symptoms import explains
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.spec import GRAPH_MODES
 from labkit.text import counted, listed
 
@@ -21,7 +21,7 @@ explains(
 )
 # Causes that workers seem to have which only lack a core
 OF_SLOW_WORKERS = ("cores", "too_few_workers", "slow_items", "waiting_for_data", "stalls")
-RUN_LONGER = Remedy("run_longer", "Run longer (more steps), on a quiet machine.")
+RUN_LONGER = Remedy("run_longer", "RunData longer (more steps), on a quiet machine.")
 STOP_OTHERS = Remedy("stop_others", "Stop the other work and run again.")
 XRAY = Remedy("xray", "Look inside a few steps: run it with xray=True and 20 steps or more.")
 PROFILE = Remedy(
@@ -57,7 +57,7 @@ def too_short(steps: int) -> Finding | None:
     missing = limits.MIN_STEPS - steps
     if missing <= 0:
         return None
-    more = f"Run {counted(missing, 'more step')}."
+    more = f"RunData {counted(missing, 'more step')}."
     seen = f"steps were measured after the warm-up; a verdict needs {limits.MIN_STEPS}"
     return doubt("too_short", Measured(seen, steps, "count"), remedy=Remedy("run_on", more))
 
@@ -158,7 +158,7 @@ def of_a_busy_device(evidence: Evidence) -> Finding | None:
 # -- what limits a verdict -------------------------------------------------------------------------
 
 
-def caveats(evidence: Evidence, run: Run, seconds: float) -> dict[str, float]:
+def caveats(evidence: Evidence, run: RunData, seconds: float) -> dict[str, float]:
     """Return what else had a part in the times of a run of which `seconds` were measured.
 
     Each, in words, comes with how much of the confidence it leaves, 0 to 1.

@@ -14,16 +14,15 @@ from statistics import fmean
 from typing import Any, cast
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.device_peaks import Peak
 from labkit.diagnosis.hot_lines import MAKING, Line, Lines
 from labkit.diagnosis.loader_code import LoopCode
+from labkit.diagnosis.wall_shares import WallShares
 from labkit.diagnosis.watched_loop import Loop
 from labkit.diagnosis.witnesses import Heat, Witness, deciding
 from labkit.instruments.growth import Grown
 from labkit.knobs import Setting
 from labkit.results.core_use import CoreUse
-from labkit.results.supply import FewSlow
-from labkit.results.wall_shares import WallShares
+from labkit.results.device_peaks import Peak
 from labkit.results.workers import Hang
 
 UNKNOWN: Any = None  # of a field that may not have been measured
@@ -141,6 +140,7 @@ class WorkerEvidence(Measures):
     idle_share: float | Any = UNKNOWN  # time in which the average worker had no batch to make
     library_threads: int = 0  # that compute in each beside its own; 0: none, or not counted
     busiest_over_mean: float | Any = UNKNOWN  # time at work of the busiest worker over the mean
+    slowest: str = ""  # the slowest items that they prepared, in words
     grew_gib: float | Any = UNKNOWN  # memory of their own since their first batch, all together
     hang: Hang | Any = UNKNOWN  # of a worker that had work, and finished no item
     item_wait_ms: float | Any = UNKNOWN
@@ -168,15 +168,6 @@ class Epochs:
     starts: float = 0.0  # waits for the first batches of later ones
     starts_ms: float = 0.0  # for each of them, on average
     first: float = 0.0  # by which the first epoch waited longer than as many steps of later ones
-
-
-@dataclass(frozen=True)
-class SlowItems:
-    """A few items that take far longer than the others: which, what they cost, and where."""
-
-    cost: FewSlow
-    indices: tuple[int | str, ...] = ()  # of the slowest, in the dataset
-    lines: tuple[Line, ...] = ()  # that their batches were at, the costliest first
 
 
 @dataclass(frozen=True)
@@ -218,7 +209,6 @@ class Evidence(Measures):
     xray: Xray | Any = UNKNOWN
     kernels: Kernels | Any = UNKNOWN
     workers: WorkerEvidence | Any = UNKNOWN
-    slow_items: SlowItems | Any = UNKNOWN
     epochs: Epochs = Epochs()
     lines: Lines | Any = UNKNOWN
     whole: WallShares | Any = UNKNOWN  # of a script's time, in its loops and outside of them

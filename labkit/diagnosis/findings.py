@@ -144,7 +144,7 @@ class Finding:
     """One thing that costs device time, or a reason to give no verdict."""
 
     name: str  # the bottleneck, one of `BOTTLENECKS`
-    cause: str  # "slow_items"
+    cause: str  # "storage_latency"
     lost_share: float = 0.0  # of wall time (0 to 1), that would be saved if it were gone
     measured: tuple[Measured, ...] = ()
     remedies: tuple[Remedy, ...] = ()  # the one to try first in front

@@ -14,26 +14,27 @@ from labkit.diagnosis.evidence import (
     Epochs,
     Evidence,
     LoopGrowth,
-    SlowItems,
     WorkerEvidence,
     Xray,
 )
+from labkit.diagnosis.hot_lines import lines_of
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.trace_evidence import kernels_of
+from labkit.diagnosis.wall_shares import shares_of
 from labkit.diagnosis.watched_loop import loop_of
 from labkit.diagnosis.witnesses import throttled, witnesses
 from labkit.instruments.card_formats import tensor_formats
 from labkit.results.core_use import CoreUse, mean_known
 from labkit.results.readings import readings
-from labkit.results.run import Run
-from labkit.results.supply import few_slow
+from labkit.results.run_data import RunData
 from labkit.stamps.event_shapes import fields_in
 from labkit.stamps.record import Event
+from labkit.traces.read import xray_of
 
 MODELS_WORK = {"forward", "backward", "optimizer"}  # parts of a loop's body
 
 
-def known_of(run: Run, wait: np.ndarray, ranks_cores: float) -> Evidence:
+def known_of(run: RunData, wait: np.ndarray, ranks_cores: float) -> Evidence:
     """Return what does not change from one resampling of the steps to the next.
 
     `wait` is (steps,), s.
@@ -62,14 +63,13 @@ def known_of(run: Run, wait: np.ndarray, ranks_cores: float) -> Evidence:
         peak=run.peak,
         flop_per_byte=run.mbu and work["flops"] / max(work["bytes"], 1),
         xray=xray,
-        kernels=kernels_of(run.xray) if is_gpu else None,
-        lines=run.lines if run.samples_of_lines else None,
+        kernels=kernels_of(xray_of(run)) if is_gpu else None,
+        lines=lines_of(run) if run.samples_of_lines else None,
         loop=loop,
         body=body,
         workers=worker_evidence(run),
-        slow_items=_slow_items(run),
         epochs=_epochs(run),
-        whole=run.wall_shares,
+        whole=shares_of(run),
         host_wait_share=_host_wait(run.host_ns[run.warmup :]),
         growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
         switches=tuple(run.switches),
@@ -92,7 +92,7 @@ def _stall_share(wait: np.ndarray) -> float:
     return float(worst.sum() / wait.sum()) if wait.any() else 0.0
 
 
-def _batch(run: Run) -> Batch:
+def _batch(run: RunData) -> Batch:
     """Return what is known of a run's batches."""
     # Not of a prefetcher or Accelerate's loader, which move there what workers have made
     is_plain = run.watched == "DataLoader" and not run.pipeline.num_workers
@@ -101,7 +101,7 @@ def _batch(run: Run) -> Batch:
     return Batch(run.batch_dtype, run.batch_on_gpu and is_plain, usual, len(np.unique(sizes)))
 
 
-def worker_evidence(run: Run) -> WorkerEvidence | None:
+def worker_evidence(run: RunData) -> WorkerEvidence | None:
     """Return what a run recorded of its workers; None where it recorded nothing, or has none."""
     seen = run.workers
     workers = [worker for worker in seen if worker.worker >= 0]
@@ -117,11 +117,12 @@ def worker_evidence(run: Run) -> WorkerEvidence | None:
         busiest_over_mean=max(busy_ms) / fmean(busy_ms),
         hang=None if hang is None or hang.worker is None else hang,  # the loop's own
         grew_gib=seen.grew_gib,
+        slowest=", ".join(map(str, seen.slowest[:3])),
         item_wait_ms=fmean(max(0.0, w.item_ms - w.item_cpu_ms) for w in workers),
     )
 
 
-def _epochs(run: Run) -> Epochs:
+def _epochs(run: RunData) -> Epochs:
     """Return what the loop waited for at the start of its later epochs, and in the first one."""
     firsts = sorted({step for step in run.first_steps if step < run.steps})
     if len(firsts) < 2:
@@ -141,23 +142,13 @@ def _epochs(run: Run) -> Epochs:
     )
 
 
-def _slow_items(run: Run) -> SlowItems | None:
-    """Return what a few items cost that take far longer than the others; None where none do."""
-    cost = few_slow(run.workers.batches) if run.workers else None
-    if cost is None:
-        return None
-    indices = tuple(dict.fromkeys(item.index for item in run.workers.slowest))
-    lines = run.lines.rows(run.lines.while_made(cost.batches))[:3]
-    return SlowItems(cost, indices, lines)
-
-
 def _host_wait(host_ns: np.ndarray) -> float:
     """Return the share of steps (n, 4) in which the host waits for its batch."""
     asked, ready, _, end = host_ns.T
     return float((ready - asked).sum() / max((end - asked).sum(), 1))
 
 
-def _card(run: Run) -> CardEvidence:
+def _card(run: RunData) -> CardEvidence:
     """Return what a GPU showed."""
     in_line = mean_known(each.get("launch_line") for _, each in readings(run))
     # None where the driver does not tell it (MIG, older drivers). A process that only has a context
@@ -183,7 +174,7 @@ def _xray(seen: Event | None) -> Xray | None:
     return Xray(**fields_in(Xray, numbers))
 
 
-def _swelling(run: Run) -> tuple[float | None, float | None]:
+def _swelling(run: RunData) -> tuple[float | None, float | None]:
     """Return the memory (GiB) of a run's processes, early and late, where it rose to the end."""
     held = [s["rss_gib"] for s in run.telemetry if isinstance(s.get("rss_gib"), float)]
     if len(held) < limits.MEMORY_READINGS:

@@ -6,24 +6,22 @@ two: their weights are scaled to what the stamps measured.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.instruments.stack import Place, Where
 from labkit.results.result import Result, Table
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.stamps.record import Event
-
-if TYPE_CHECKING:
-    import pandas
 
 Key = TypeVar("Key")
 CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook cell's file
@@ -103,11 +101,11 @@ class Lines(Result):
     There are `samples` of them; `missing` says why none. Of each, as arrays: `phase` (of `PHASES`),
     `step` (-1 in workers and between passes), `share` (0 to 1 of wall time, or of the workers'
     work), `moment` and `ended_ns` (when it ended, in s and by the clock), `seconds` (how long it
-    stands for), `pid`, `place` (an index into `places`), of the place `kind` and `within`, and the
-    `part` of the body that it is. Workers took `made_us` to make a batch, None if unknown.
+    stands for), `place` (an index into `places`), of the place `kind` and `within`, and the `part`
+    of the body that it is. Workers took `made_us` to make a batch, None if unknown.
     """
 
-    def __init__(self, run: Run):
+    def __init__(self, run: RunData):
         """Join the samples of `run` with its steps, warm-up excluded."""
         self.places, samples = _read(run.samples_of_lines)
         pid, ended_ns, weight_ns, place = samples.T
@@ -133,7 +131,6 @@ class Lines(Result):
         self.step = np.where(in_loop & ~is_between, step, -1)[keep]
         self.moment = moment[keep]
         self.ended_ns = ended_ns[keep]
-        self.pid = pid[keep]
         self.seconds = weight_ns[keep] / 1e9
         self.place = place[keep]
         self.kind = kind[keep]
@@ -148,7 +145,6 @@ class Lines(Result):
         self.refused = bool(run.no_lines) and not self.samples  # more steps bring none either
         nothing = run.no_lines or "no stack was sampled after the warm-up"
         self.missing = "" if self.samples else nothing
-        self.zero_ns = run.host_ns[0, 0] if run.steps else 0
         self._rows: dict[bytes, tuple[Line, ...]] = {}
 
     def _shares(self, waited_s: float, wall_s: float) -> np.ndarray:
@@ -178,14 +174,6 @@ class Lines(Result):
     def of_part(self, part: str) -> np.ndarray:
         """Return the mask of the samples (samples,) in a part of the body, see `PART_OF_KIND`."""
         return self.mask("body") & (self.part == part)
-
-    def while_made(self, batches: pandas.DataFrame) -> np.ndarray:
-        """Return the mask of the samples (samples,) that were taken while batches were made."""
-        mask = np.zeros(self.samples, dtype=bool)
-        at_s = (self.ended_ns - self.zero_ns) / 1e9
-        for pid, start, ready in zip(batches.process, batches.start, batches.ready, strict=True):
-            mask |= (self.pid == pid) & (at_s > start) & (at_s <= ready)
-        return mask & np.isin(self.phase, MAKING)
 
     def making(self, phase: str) -> np.ndarray:
         """Return the mask of the samples of a phase in which code that is not torch's made batches.
@@ -330,3 +318,9 @@ def _read(events: Iterable[Event]) -> tuple[list[Place], np.ndarray]:
             if place is not None:
                 samples.append((pid, ended_ns, weight_ns, place))
     return places, np.array(samples, np.int64).reshape(-1, 4)
+
+
+@functools.lru_cache(maxsize=16)  # of the ranks of a run
+def lines_of(run: RunData) -> Lines:
+    """Return where in the user's code the time of a run went."""
+    return Lines(run)

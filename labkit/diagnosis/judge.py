@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
@@ -15,54 +13,21 @@ from labkit.diagnosis.causes.compute import nothing_lost
 from labkit.diagnosis.causes.script import of_the_whole
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import CONCLUDED, Finding, Measured, Remedy
+from labkit.diagnosis.hot_lines import lines_of
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.trace_evidence import of_trace, of_traces
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
-from labkit.results.event_log import of_one_moment
-from labkit.results.library import Loaded, load
-from labkit.results.measurements import Measurements
-from labkit.results.ranks import Ranks
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.results.watched_pipeline import BODY_NOTE
-from labkit.stamps.events import FILE_NAME
-from labkit.stamps.record import RecordError
 from labkit.traces.public import PublicTrace
-from labkit.traces.read import Breakdown, RankTraces, trace
+from labkit.traces.read import Breakdown, RankTraces
 
 
-def diagnose(
-    what: Loaded | Breakdown | RankTraces | PublicTrace | str | os.PathLike[str],
-) -> Diagnosis:
-    """Name the bottleneck of a Run, Ranks, a record's path (.jsonl, .jsonl.gz or a run's folder).
-
-    Or of a torch.profiler trace (.json, .json.gz), a folder or archive of one for each rank, or
-    what `lk.trace` or `lk.public_trace` made of them. Raises RecordError or TraceError (both are a
-    ValueError) on one that cannot be used.
-    """
-    if isinstance(what, (str, os.PathLike)):
-        path = Path(what)
-        is_record = path.name.endswith((".jsonl", ".jsonl.gz")) or (path / FILE_NAME).exists()
-        return diagnose(load(path) if is_record else trace(path))
-    if isinstance(what, (Breakdown, RankTraces)):
-        return of_traced(what)
-    if isinstance(what, PublicTrace):
-        return of_published(what)
-    if isinstance(what, Ranks):
-        return what.diagnose()
-    if isinstance(what, Measurements):
-        raise RecordError(
-            f"{what.path}: a measured function has rows and no training steps, so there "
-            "is nothing to diagnose: lk.load(path) shows its numbers; diagnose a training run."
-        )
-    return of_run(what)
-
-
-@of_one_moment
-def of_run(run: Run, ranks_cores: float = 0.0) -> Diagnosis:
+def of_run(run: RunData, ranks_cores: float = 0.0) -> Diagnosis:
     """Diagnose one run; other ranks of the same job used `ranks_cores` meanwhile."""
     source = where_measured(run)
-    unseen = (BODY_NOTE,) if run.watched and not run.lines.body else ()
+    unseen = (BODY_NOTE,) if run.watched and not lines_of(run).body else ()
     table = StepTable(run, ranks_cores)
     short = doubts.too_short(table.steps)
     if short:
@@ -107,8 +72,8 @@ def of_published(known: PublicTrace) -> Diagnosis:
     return Diagnosis((worded(found),), 0.0, known.mark)
 
 
-def where_measured(run: Run | Ranks) -> str:
-    """Say where a run or ranks were measured."""
+def where_measured(run: RunData) -> str:
+    """Say where a run was measured."""
     return run.mark or f"measured on {run.machine.name}"
 
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.findings import Finding, Measured, Remedy, bound
-from labkit.diagnosis.judge import of_run, resampled
-from labkit.diagnosis.rank_times import RankTimes
+from labkit.diagnosis.judge import of_run
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.results.core_use import CoreUse
-from labkit.results.run import Run
+from labkit.results.rank_times import RankTimes
+from labkit.results.run_data import RunData
 
 EXCHANGE_LESS = Remedy(
     "exchange_less",
@@ -36,7 +36,6 @@ LOOK_AT_IT = Remedy(
     "runs there, its clock and its batches' sizes.",
     "ranks",
 )
-ALIKE = Finding("compute", "the_ranks_are_alike")  # never told
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class RanksVerdict:
     own: Mapping[int, Diagnosis]  # of each rank, judged alone
 
 
-def of_ranks(runs: Mapping[int, Run], times: RankTimes | None) -> RanksVerdict:
+def of_ranks(runs: Mapping[int, RunData], times: RankTimes | None) -> RanksVerdict:
     """Name what holds ranks back, from the run of each and where their steps went together.
 
     Then comes what the rank to blame shows when it is judged alone.
@@ -60,17 +59,15 @@ def of_ranks(runs: Mapping[int, Run], times: RankTimes | None) -> RanksVerdict:
         return RanksVerdict(min(own), own[min(own)], own)
     if times is None or len(times) < limits.MIN_STEPS:
         return _as_one(own, min(own), "The ranks have too few steps in common, or are not in step")
-    found, confidence = resampled(
-        len(times), lambda steps: _by_cost(times.take(steps)), _by_cost(times)
-    )
-    if ALIKE in found:
+    found = [each for each in (_one_is_late(times), _exchange(times)) if each]
+    if not found:
         loses_most = max(own, key=lambda rank: own[rank].findings[0].lost_share)
         return _as_one(own, loses_most, f"No one of the {len(own)} ranks is late")
+    found.sort(key=lambda each: -each.lost_share)
     blamed = next((each.rank for each in found if each.rank is not None), min(own))
     told = [worded(replace(each, at_most=bound(each.lost_share))) for each in found]
     told += [each for each in own[blamed].findings if each.lost_share]
-    verdict = replace(own[blamed], findings=tuple(told), confidence=confidence)
-    return RanksVerdict(blamed, verdict, own)
+    return RanksVerdict(blamed, replace(own[blamed], findings=tuple(told)), own)
 
 
 def _as_one(own: Mapping[int, Diagnosis], rank: int, why: str) -> RanksVerdict:
@@ -79,28 +76,22 @@ def _as_one(own: Mapping[int, Diagnosis], rank: int, why: str) -> RanksVerdict:
     return RanksVerdict(rank, replace(own[rank], notes=(*own[rank].notes, note)), own)
 
 
-def _by_cost(times: RankTimes) -> tuple[Finding, ...]:
-    """Return what costs the ranks time; `ALIKE` where nothing sets one of them apart."""
-    found = filter(None, (_one_is_late(times), _exchange(times)))
-    return tuple(sorted(found, key=lambda each: -each.lost_share)) or (ALIKE,)
-
-
 def _one_is_late(times: RankTimes) -> Finding | None:
     """One rank takes longer for its own part of a step than the others do: they wait for it.
 
     Cause "one_rank_is_short_of_data", where most of that is its wait for data, and else
     "one_rank_is_slower". It costs what it takes longer. None where that is not worth a name.
     """
-    seconds = times.seconds
-    own_ms = 1e3 * (seconds["step"] - seconds["others"] - seconds["transfer"]).mean(axis=1)
-    wait_ms = 1e3 * seconds["wait"].mean(axis=1)
+    mean_ms = {part: 1e3 * each.mean(axis=1) for part, each in times.seconds.items()}
+    own_ms = mean_ms["step"] - mean_ms["others"] - mean_ms["transfer"]
+    wait_ms = mean_ms["wait"]
     late = int(own_ms.argmax())
     rest_ms = float(np.delete(own_ms, late).mean())
-    for_own, for_data = float(own_ms[late]), float(wait_ms[late])
-    longer_ms = for_own - rest_ms
-    lost = longer_ms / 1e3 / float(seconds["step"].mean())
+    longer_ms = float(own_ms[late]) - rest_ms
+    lost = longer_ms / float(mean_ms["step"].mean())
     if lost < limits.WORTH_NAMING["straggler"]:
         return None
+    for_own, for_data = float(own_ms[late]), float(wait_ms[late])
     rank = times.ranks[late]
     measured = (
         Measured("of each step for its own part", for_own, "ms", before=f"rank {rank} takes"),

@@ -10,8 +10,8 @@ import numpy as np
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.gather import known_of
-from labkit.prediction.recommendation import recommend_prefetch, recommend_workers
-from labkit.results.run import Run
+from labkit.prediction.prediction import recommend_prefetch, recommend_workers
+from labkit.results.run_data import RunData
 from labkit.stamps.step_classes import CLASSES, split_steps
 
 # Share of the time spent waiting for data from which it is asked how many workers would be best
@@ -41,7 +41,7 @@ class StepTable:
     A row of `table` is the `StepSums` of a step or of a few.
     """
 
-    def __init__(self, run: Run, ranks_cores: float = 0.0):
+    def __init__(self, run: RunData, ranks_cores: float = 0.0):
         """Other ranks of the same job used `ranks_cores`: they are no other programs."""
         first = max(run.warmup - 1, 0)
         parts = split_steps(run.stamps[first:])  # (steps, CLASSES), s
@@ -97,7 +97,7 @@ class StepTable:
         )
 
 
-def _advised(known: Evidence, run: Run, sums: StepSums) -> Evidence:
+def _advised(known: Evidence, run: RunData, sums: StepSums) -> Evidence:
     """Return a bench's evidence with what simulations recommend, where that may matter."""
     worth = max(sums.wait, sums.lost) / sums.total > WORTH_A_LOOK
     if not worth and (known.card.launches or 0.0) <= limits.WORTH_NAMING["launch"] / 2:

@@ -9,7 +9,6 @@ PAGES_OF_NONE = ("out-of-memory", "nan")  # an error, or a wrong result: no caus
 UNDERSCORED_IN_JSON = (
     "too_few_workers",
     "storage_latency",
-    "slow_items",
     "uneven_shards",
     "hand_over",
     "slow_line",

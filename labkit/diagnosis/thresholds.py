@@ -60,7 +60,6 @@ HANDOFF_US = 1_500.0
 # == a watched loop (calibrated on one half of the scripts in maintain/scripts) ==
 
 BESIDE = 0.25  # of a script's time, outside its training: more than a usual validation takes
-WAITS_FOR_ITS_LOADER = 0.5  # of a validation: its own loader is what makes it long
 LONG = 2.0  # a step is long whose body takes this many ordinary ones
 REGULAR = 0.7  # share of the distances between long steps that are alike, where they are periodic
 FEW_LONG_STEPS = 0.05  # share of the steps that may be long without a period: else they just differ
@@ -80,10 +79,6 @@ COMPUTES = 0.8  # CPU time over wall time of a worker that hardly ever waits
 IN_LINE = 0.1  # of its time without a core: worth a word
 MOSTLY_WAITS = 0.5  # and below this it is said to wait
 WORKERS_REST = 0.5  # of the time without work, while the loop waits
-SLOW_SHARE = 0.3  # of preparing items, in a few slow ones; or of the waiting, for their batches
-# Idle share of workers from which delivery out of order gains: at 0.37 it brought 1.7x, at 0.05
-# nothing (two loops that are in the repository's history)
-REST_BEHIND = 0.1
 UNEVEN = 1.5  # the busiest worker's work over the mean
 HANGS_S = 30.0  # without progress; SPDL's case studies have reads of several seconds
 WORKERS_GREW_GIB = 0.5
@@ -107,9 +102,6 @@ GRAPH_KERNELS = 0.5
 # than any of the four large models in table 3 of Chowdhery et al., "PaLM" (GPT-3: 21.3 %)
 BUSY = 0.5
 LOW_MFU = 0.2
-# An MFU above this is none, and what looks like one between 1 and this counts as 1: 3x3 kernels on
-# 8x8 pixels, an eighth of whose products are with padding, and 10 %
-NO_PEAK = 1.25
 
 # A host that stands at a copy, and moves fewer bytes a second than this, waits for what the device
 # has queued. On an H200 (PCIe 5) float32 batches of 147 MiB in pageable memory moved at 3.2 GB/s;

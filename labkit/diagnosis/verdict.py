@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from labkit.diagnosis.findings import BESIDE_TRAINING, BOTTLENECKS, Finding
 from labkit.diagnosis.symptoms import in_words
-from labkit.results.result import Result, Table
+from labkit.results.result import Result, Table, copy_buttons
 from labkit.text import but_call
 
 SHOWN = 4  # findings of the details
@@ -132,6 +133,12 @@ class Diagnosis(Result):
         return "\n".join(self.three_lines)
 
     def _repr_html_(self) -> str:
-        from labkit.view.verdict_html import html_of
-
-        return html_of(self)
+        what, why, do = (html.escape(line) for line in self.three_lines)
+        for words, address in self.findings[0].places.items():
+            place = html.escape(words)
+            do = do.replace(place, f"<a href='{html.escape(address)}'>{place}</a>", 1)
+        text = f"<b>{what}</b><div>{why}</div><div style='white-space:pre-wrap'>{do}</div>"
+        details = self.details
+        more = replace(details, copies={})._repr_html_()
+        folded = f"<details><summary>all findings</summary>{more}</details>"
+        return f"{text}{copy_buttons(details.copies)}{folded}"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.hot_lines import Lines
-from labkit.results.run import Run
+from labkit.diagnosis.hot_lines import Lines, lines_of
+from labkit.results.run_data import RunData
 from labkit.stamps.step_classes import body_seconds
 
 # Parts of a loop's body, of those in `hot_lines.PART_OF_KIND`, in which the host gives the
@@ -36,11 +36,11 @@ class Loop:
     passes: int
 
 
-def loop_of(run: Run) -> Loop | None:
+def loop_of(run: RunData) -> Loop | None:
     """Return what the loop of a watched run shows; None of other runs."""
     if not run.watched or run.steps < limits.MIN_STEPS:
         return None
-    lines = run.lines
+    lines = lines_of(run)
     spent = body_seconds(run.stamps)
     is_timed = run.machine.kind == "gpu" and not run.launches_only
     return Loop(
@@ -64,31 +64,31 @@ def _copied(lines: Lines, stamps: np.ndarray) -> float:
     return float(rests[waits & is_copy].sum() / max(rests[waits].sum(), 1e-9))
 
 
-def _drift(run: Run, spent: np.ndarray) -> Drift | None:
+def _drift(run: RunData, spent: np.ndarray) -> Drift | None:
     """Return how the steps grow, and the line that does; None where they do not.
 
-    `spent` (steps,) s is how long their bodies took, warm-up excluded.
+    `spent` (steps,) s is how long their bodies took, warm-up excluded. Batches that grow as much
+    explain it.
     """
     if len(spent) < 5 * limits.MIN_STEPS:
         return None
     fifths = np.array_split(np.arange(len(spent)), 5)
     middle = np.array([np.median(spent[part]) for part in fifths])
-    batch_bytes = run.batch_bytes[run.warmup :]
-    larger = np.median(batch_bytes[fifths[-1]]) / np.median(batch_bytes[fifths[0]])
-    growth = float(middle[-1] / max(middle[0], 1e-9))
     steps_up = np.diff(middle)
     rises = (steps_up > -0.1 * middle[:-1]).all() and (steps_up > 0).sum() >= 3
+    growth = float(middle[-1] / max(middle[0], 1e-9))
+    sizes = run.batch_bytes[run.warmup :]
+    larger = np.median(sizes[fifths[-1]]) / np.median(sizes[fifths[0]])  # NaN: not known
     begin, end = run.stamps[[run.warmup - 1, -1], 5]
     share = float(np.clip(spent - middle[0], 0, None).sum() / max(end - begin, 1e-9))
-    if not rises or growth < limits.DRIFT or share < limits.WORTH_NAMING["host"] / 2:
+    is_small = growth < limits.DRIFT or share < limits.WORTH_NAMING["host"] / 2
+    if not rises or is_small or larger >= limits.DRIFT:
         return None
-    if larger >= limits.DRIFT:  # the input grows; NaN: not known
-        return None
-    lines = run.lines
-
-    def by_place(steps: np.ndarray) -> np.ndarray:
-        some = lines.in_body & np.isin(lines.step, steps + run.warmup)
-        return np.bincount(lines.place[some], lines.share[some], len(lines.places))
-
-    grew = np.argmax(by_place(fifths[-1]) - by_place(fifths[0]))
+    lines = lines_of(run)
+    shares = [
+        np.bincount(lines.place[there], lines.share[there], len(lines.places))
+        for part in (fifths[0], fifths[-1])
+        for there in [lines.in_body & np.isin(lines.step, part + run.warmup)]
+    ]
+    grew = np.argmax(shares[1] - shares[0])
     return Drift(growth, share, lines.in_body & (lines.place == grew))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from labkit.diagnosis.rank_times import rank_times
 from labkit.diagnosis.rank_verdict import RanksVerdict, of_ranks
-from labkit.results.run import Run
-from labkit.results.wall_shares import trains, wall_shares
+from labkit.diagnosis.wall_shares import trains, wall_shares
+from labkit.results.log_reader import read
+from labkit.results.rank_times import rank_times
+from labkit.results.run_data import RunData
 from labkit.stamps.events import EventLog
 from labkit.stamps.record import Event
 from labkit.watching.run_folders import folders_in, process_of, rank_of
@@ -23,21 +24,21 @@ LEAST_PASSES = 5  # of one batch: fewer look at what a batch is
 class ScriptVerdict:
     """What was found about the longest loop of a script that trains."""
 
-    run: Run  # whose record says why
+    run: RunData  # whose record says why
     ranks: RanksVerdict
     headroom: Event | None  # what replay found; None where no loop was replayed
 
 
-def runs_in(folder: Path) -> list[Run]:
+def runs_in(folder: Path) -> list[RunData]:
     """Return the runs of a script that can be read."""
     found = []
     for each in folders_in(folder):
         with contextlib.suppress(ValueError, OSError):
-            found.append(Run(each))
+            found.append(read(RunData, each))
     return found
 
 
-def dropped_passes(runs: list[Run]) -> str:
+def dropped_passes(runs: list[RunData]) -> str:
     """Say that a script makes an iterator for each batch, `next(iter(loader))`; "" where none does.
 
     That is one of which no loop that trains was recorded, but passes that ended before a step.
@@ -54,7 +55,7 @@ def dropped_passes(runs: list[Run]) -> str:
     )
 
 
-def judge_runs(runs: list[Run], start_ns: int, end_ns: int) -> ScriptVerdict | None:
+def judge_runs(runs: list[RunData], start_ns: int, end_ns: int) -> ScriptVerdict | None:
     """Judge the longest loop that trains; of several ranks, that of all of them.
 
     None where no run has a step.
@@ -76,18 +77,18 @@ def judge_runs(runs: list[Run], start_ns: int, end_ns: int) -> ScriptVerdict | N
     return ScriptVerdict(chosen[judged.rank], judged, next(filter(None, replayed), None))
 
 
-def _with_shares(run: Run, runs: list[Run], start_ns: int, end_ns: int) -> Run:
+def _with_shares(run: RunData, runs: list[RunData], start_ns: int, end_ns: int) -> RunData:
     """Write into a run's log how the time of its process was shared out; return it as it is now."""
     of_process = [each for each in runs if process_of(each.path) == process_of(run.path)]
     ended_ns = None if any(each.is_cut_short for each in of_process) else end_ns
     shares = wall_shares(of_process, start_ns, ended_ns)
     if shares is not None:
         log = EventLog(run.path)
-        log.write("wall", **shares.to_dict())
+        log.write("wall", **asdict(shares))
         log.close()
-    return Run(run.path)
+    return read(RunData, run.path)
 
 
-def waited_s(run: Run) -> float:
+def waited_s(run: RunData) -> float:
     """Return for how long a loop waited for its loader."""
     return float(np.diff(run.host_ns[:, :2]).sum() / 1e9)  # from asking to having it

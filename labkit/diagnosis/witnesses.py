@@ -13,7 +13,7 @@ import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.results.readings import readings_of
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.stamps.step_classes import busy_until
 
 # NVML's clocks event reasons: slowdown by the hardware, by heat (software, hardware), power brake
@@ -40,7 +40,7 @@ class Heat:
     slower: float | None  # by how much of its highest, 0 to 1; None: the clock was not read
 
 
-def throttled(run: Run) -> Heat | None:
+def throttled(run: RunData) -> Heat | None:
     """Return for how long heat held a GPU's clock down, and how far.
 
     The power limit does not count: a card that works hard is held to it. None: never, or not known.
@@ -55,13 +55,13 @@ def throttled(run: Run) -> Heat | None:
     return Heat(share, 1 - float(np.nanmean(mhz[is_hot]) / np.nanmax(mhz[known])))
 
 
-def _held_down(run: Run, by: int) -> tuple[np.ndarray, np.ndarray]:
+def _held_down(run: RunData, by: int) -> tuple[np.ndarray, np.ndarray]:
     """Return of each reading whether it has reasons for the clock, and one of those in `by`."""
     _, reasons = readings_of(run, "clock_reasons")
     return np.isfinite(reasons), np.nan_to_num(reasons).astype(int) & by > 0
 
 
-def witnesses(run: Run) -> tuple[Witness, ...]:
+def witnesses(run: RunData) -> tuple[Witness, ...]:
     """Return what there is on a GPU run whose device was timed."""
     if run.utilization is None:
         return ()
@@ -81,7 +81,7 @@ def deciding(seen: tuple[Witness, ...]) -> Witness | None:
     return next((witness for witness in seen if witness.works is not None), None)
 
 
-def _sm_activity(run: Run) -> Witness | None:
+def _sm_activity(run: RunData) -> Witness | None:
     """GPM counts SM cycles with at least one warp: few also where kernels fill few SMs."""
     times, shares = readings_of(run, "sm", run.warm_s)
     lengths = np.diff(times)  # each reading is the mean since the one before
@@ -99,7 +99,7 @@ def _sm_activity(run: Run) -> Witness | None:
     return _word(said, share, share, at_least, limits.SMS_WORK, limits.SMS_REST)
 
 
-def _power_drawn(run: Run) -> Witness | None:
+def _power_drawn(run: RunData) -> Witness | None:
     """A card that waits draws little. So do kernels that use little of it, and a slow clock."""
     _, caps = readings_of(run, "power_limit_w")
     _, watts = readings_of(run, "power_w", run.warm_s + LAGS_S)

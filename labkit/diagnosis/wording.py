@@ -10,13 +10,15 @@ from labkit.diagnosis.findings import Estimate, Finding, Remedy, gain_without
 from labkit.diagnosis.known_calls import known_first
 from labkit.diagnosis.loader_code import as_comment
 from labkit.prediction.prediction import WORTH, predict
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.results.script import changed_lines
 
 NOTHING_TO_SET = f"No setting is expected to gain as much as {WORTH:.0%}."
 
 
-def worded(finding: Finding, evidence: Evidence | None = None, run: Run | None = None) -> Finding:
+def worded(
+    finding: Finding, evidence: Evidence | None = None, run: RunData | None = None
+) -> Finding:
     """Return a finding with the remedies that are for its run, the advice and the code to paste.
 
     Without evidence there are no settings to fill in, and no code.
@@ -29,7 +31,7 @@ def worded(finding: Finding, evidence: Evidence | None = None, run: Run | None =
     return replace(finding, advice=_advice(finding), code=code)
 
 
-def with_gains(finding: Finding, evidence: Evidence, run: Run | None) -> Finding:
+def with_gains(finding: Finding, evidence: Evidence, run: RunData | None) -> Finding:
     """Return a finding with its remedies filled in for a run, and what the first should bring.
 
     That is known of a bench's own pipeline alone, by simulation: a remedy that is sure to gain goes
@@ -65,7 +67,9 @@ def _with_ready_batches(finding: Finding, evidence: Evidence) -> float:
     return math.inf if beside else gain_without(finding.lost_share)
 
 
-def _gain(remedy: Remedy, finding: Finding, evidence: Evidence, run: Run | None) -> Estimate | None:
+def _gain(
+    remedy: Remedy, finding: Finding, evidence: Evidence, run: RunData | None
+) -> Estimate | None:
     """Return the gain of a remedy's settings; None where nothing simulates it."""
     changes = remedy.changes
     if not changes or run is None or run.watched or not run.throughput:

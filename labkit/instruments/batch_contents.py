@@ -136,38 +136,33 @@ def dtype_of_most(arrays: Iterable[Any]) -> str | None:
 def padding_of(batch: object) -> tuple[float, float] | None:
     """Return the share (0 to 1) of a batch's tokens that only pad it; None where it has none.
 
-    And the share of them beyond the longest text of the batch. By a mask of the shape of its first
-    whole-number matrix (B, T) on the CPU, under whatever keys; else by what the first 64 rows of
-    that end in, where that is hardly ever met before their end.
+    And the share of them beyond the longest text of the batch. It is of the first whole-number
+    matrix (B, T) on the CPU, under whatever key, by what its first 64 rows end in, or begin with.
     """
     torch = sys.modules.get("torch")
     if torch is None:
         return None
+    whole = (torch.uint8, torch.int16, torch.int32, torch.int64)
     tensors: list[Any] = [each for each in leaves(batch) if type(each) is torch.Tensor]
     matrices = [each[:64] for each in tensors if each.dim() == 2 and each.is_cpu and len(each)]
-    whole = (torch.uint8, torch.int16, torch.int32, torch.int64)
     texts = [each for each in matrices if each.dtype in whole and each.shape[1] >= LEAST_TOKENS]
-    masks = [each for each in matrices if ((each == 0) | (each == 1)).all()]
-    tokens = next((each for each in texts if not any(each is mask for mask in masks)), None)
+    tokens = next((each for each in texts if not ((each == 0) | (each == 1)).all()), None)
     if tokens is None:
         return None
-    filler = _filler(tokens, [each for each in masks if each.shape == tokens.shape])
-    if filler is None or not 0 < filler.sum() < filler.numel():
+    fillers = [_filler_at_the_end(text) for text in (tokens, tokens.flip(1))]  # or in front
+    filler = max(fillers, key=lambda each: each.sum())
+    if not filler.any():
         return None
     return float(filler.mean(dtype=torch.float32)), float(filler.all(0).mean(dtype=torch.float32))
 
 
-def _filler(tokens: Any, masks: list[Any]) -> Any:
-    """Return where tokens (B, T) are filler, as truth values; None where they may not be texts.
+def _filler_at_the_end(tokens: Any) -> Any:
+    """Return where rows (B, T) end in the same number, as truth values.
 
-    A mask may have either sign: filler is where all tokens are the same.
+    That is nowhere where all end in as many, as in a mark of a text's end, or have it elsewhere.
     """
-    for mask in masks:
-        for outside in (mask == 0, mask != 0):
-            found = tokens[outside]
-            if len(found) and bool((found == found[0]).all()):
-                return outside
-    real = tokens != tokens[:, -1].mode()[0]
-    ends = real.flip(1).cumsum(1).flip(1) == 0  # no real token is behind it
-    within = int((~real & ~ends).sum())  # the same number, before a row's end
-    return ends if within <= 0.02 * tokens.numel() else None
+    is_last = tokens == tokens[:, -1].mode()[0]
+    filler = (~is_last).flip(1).cumsum(1).flip(1) == 0  # no other token is behind it
+    within = (is_last & ~filler).sum()
+    counts = filler.sum(1)
+    return filler & (within <= 0.02 * filler.numel()) & (counts != counts[0]).any()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pynvml
 
 from labkit.stamps.events import now_ns
 
+SM_ACTIVITY = 2  # NVML_GPM_METRIC_SM_UTIL
 MOST_SHARE = 100  # %: drivers return leftovers of their buffer with shares above it
 Answer = TypeVar("Answer")
 
@@ -28,9 +30,18 @@ def answer_to(question: Callable[[], Answer]) -> Answer | None:
 
 def name_of(pid: int) -> str:
     """Return the name of a process, as far as it can be told."""
-    with contextlib.suppress(psutil.Error):
-        return psutil.Process(pid).name()
-    return "a process"
+    return answer_to(lambda: psutil.Process(pid).name()) or "a process"
+
+
+def spare_card(cuda: str | None) -> str | None:
+    """Return the name of a card for a torch that is built with this CUDA; None without one.
+
+    A card that CUDA_VISIBLE_DEVICES hides is none.
+    """
+    if not cuda or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return None
+    answer_to(pynvml.nvmlInit)
+    return answer_to(lambda: pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)))
 
 
 class GpuMeter:
@@ -39,9 +50,7 @@ class GpuMeter:
     def __init__(self, uuid: str, own_pid: int):
         """Open the card by UUID (NVML's order is not CUDA's); raises NVMLError where it cannot."""
         self.own_pid = own_pid
-        self.ancestors: set[int] = set()  # the notebook's kernel: it may hold the card without work
-        with contextlib.suppress(psutil.Error):
-            self.ancestors = {each.pid for each in psutil.Process(own_pid).parents()}
+        self.others: list[int] = []  # the other processes that computed there lately
         pynvml.nvmlInit()
         self.card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         self.seen_us = 0  # the driver's stamp of the last utilization sample read
@@ -63,7 +72,6 @@ class GpuMeter:
             "sm_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_SM),
             # in bits: 0x4 is the power limit, 0x60 heat
             "clock_reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(card),
-            "others": lambda: len(self._other_pids()),
             "others_sm": self._others_sm,
             "gpm": lambda: self.gpm and self.gpm.read(),
         }
@@ -80,30 +88,12 @@ class GpuMeter:
             for sample in fresh
         ]
 
-    def _other_pids(self) -> set[int]:
-        """Return the other processes with a compute context on the card, idle or not.
-
-        What started the run, such as a notebook's kernel with a model of its own, is not among
-        them. LookupError while the run is not among those listed: it has no context yet, or the
-        driver reports process ids of another namespace (the host's, in a container).
-        """
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(self.card)
-        listed = {process.pid for process in running}
-        others = {pid for pid in listed if not self._is_own(pid)}
-        if others == listed:
-            raise LookupError("the run is not listed")
-        return others - self.ancestors
-
-    def named_others(self) -> list[dict[str, Any]]:
-        """Return the other processes on the card; [] where none are known."""
-        others = answer_to(self._other_pids) or ()
-        return [{"pid": pid, "name": name_of(pid)} for pid in sorted(others)]
-
     def _others_sm(self) -> float | None:
         """Return the share of the time (0 to 1) in which kernels of others ran, since last asked.
 
-        Where the ids are of another namespace, at most one of them is the run: all but the largest
-        share is the least that others had. None where that is nothing, or nobody computed.
+        Where the ids are of another namespace, as the host's in a container, at most one of them is
+        the run: all but the largest share is the least that others had. None where that is nothing,
+        or nobody computed.
         """
         reported = pynvml.nvmlDeviceGetProcessUtilization(self.card, self.shares_us)
         sane = [sample for sample in reported if sample.smUtil <= MOST_SHARE]
@@ -112,25 +102,27 @@ class GpuMeter:
             return None
         self.shares_us = max(sample.timeStamp for sample in fresh)
         shares = {sample.pid: sample.smUtil / 100 for sample in fresh}
-        own = [share for pid, share in shares.items() if self._is_own(pid)]
-        self.own_seen = self.own_seen or bool(own)
-        if self.own_seen:
-            return round(sum(shares.values()) - sum(own), 4)
-        return round(sum(shares.values()) - max(shares.values()), 4) or None
+        others = {pid: share for pid, share in shares.items() if not self._is_own(pid)}
+        self.own_seen = self.own_seen or len(others) < len(shares)
+        if not self.own_seen:
+            return round(sum(shares.values()) - max(shares.values()), 4) or None
+        self.others = [pid for pid, share in others.items() if share]
+        return round(sum(others.values()), 4)
+
+    def named_others(self) -> list[dict[str, Any]]:
+        """Return the other processes that computed on the card; [] where none are known."""
+        return [{"pid": pid, "name": name_of(pid)} for pid in self.others]
 
     def _is_own(self, pid: int) -> bool:
         """Return whether `pid` is the run's process, a thread of it (newer drivers), or a child."""
         if pid == self.own_pid or Path(f"/proc/{self.own_pid}/task/{pid}").exists():
             return True
-        with contextlib.suppress(psutil.Error):
-            return any(parent.pid == self.own_pid for parent in psutil.Process(pid).parents())
-        return False
+        parents = answer_to(lambda: psutil.Process(pid).parents()) or []
+        return any(parent.pid == self.own_pid for parent in parents)
 
 
 class GpmMeter:
-    """Hardware counters of Hopper and later cards: SM, tensor core and memory activity."""
-
-    METRICS = {"sm": 2, "tensor": 5, "dram": 10}  # NVML_GPM_METRIC_*
+    """The hardware counter of Hopper and later cards for their SMs' activity."""
 
     def __init__(self, card: object):
         if not pynvml.nvmlGpmQueryDeviceSupport(card).isSupportedDevice:
@@ -140,22 +132,18 @@ class GpmMeter:
         pynvml.nvmlGpmSampleGet(card, self.samples[0])
 
     def read(self) -> dict[str, float | None]:
-        """Return each metric's average (0 to 1) since the last call."""
+        """Return the average (0 to 1) since the last call."""
         pynvml.nvmlGpmSampleGet(self.card, self.samples[1])
-        query = pynvml.c_nvmlGpmMetricsGet_t()
+        query: Any = pynvml.c_nvmlGpmMetricsGet_t()
         query.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        query.numMetrics = len(self.METRICS)
-        query.sample1 = self.samples[0]
-        query.sample2 = self.samples[1]
-        slots = dict(zip(self.METRICS, _any(query).metrics, strict=False))
-        for name, slot in slots.items():
-            slot.metricId = self.METRICS[name]
+        query.numMetrics = 1
+        query.sample1, query.sample2 = self.samples
+        slot = query.metrics[0]
+        slot.metricId = SM_ACTIVITY
         pynvml.nvmlGpmMetricsGet(query)
         self.samples.reverse()
-        return {
-            name: slot.value / 100 if slot.nvmlReturn == 0 and math.isfinite(slot.value) else None
-            for name, slot in slots.items()
-        }
+        is_known = slot.nvmlReturn == 0 and math.isfinite(slot.value)
+        return {"sm": slot.value / 100 if is_known else None}
 
 
 def _any(structure: Any) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import linecache
 import re
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
@@ -20,7 +19,7 @@ from labkit.instruments.batch_contents import is_array
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
-SIZED = (list, dict, set, deque)
+SIZED = (list, dict)
 MOST_PARTS = 256  # of a dict: a cache of a million entries is not walked through
 LEAST_GROWN = 32  # entries, or steps whose graphs are kept: what is smaller is no growth
 RISES = 3  # looks in a row at which it was larger: what is emptied now and then is no growth
@@ -69,8 +68,7 @@ class Growth:
             frame = frame.f_back
         if frame is None or loop is None:
             return
-        around = {name: frame.f_globals[name] for name in loop.co_names if name in frame.f_globals}
-        for name, value in _kept_in(around | stack.variables(frame)):
+        for name, value in _kept_in(stack.variables(frame)):
             node = _graph_of(value)
             if type(value) in SIZED:
                 seen = self._compare(name, len(cast(list, value)), id(value))
@@ -130,15 +128,10 @@ def _kept_in(variables: dict[str, object]) -> Iterator[tuple[str, object]]:
 
 
 def _last(value: Any) -> Any:
-    """Return the last entry of a container, None of a set or an empty one; else what it is given.
-
-    No code of a user's class runs: only Python's own containers are asked.
-    """
+    """Return the last entry of a container, None of an empty one; else what it is given."""
     if type(value) not in SIZED:
         return value
-    if not value or type(value) is set:
-        return None
-    return next(reversed(value.values() if type(value) is dict else value))
+    return next(reversed(value.values() if type(value) is dict else value), None)
 
 
 def _bytes(part: Any) -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from labkit.instruments.failure import write_failure
 from labkit.orders import AnyOrder
-from labkit.process.death_signal import die_with
+from labkit.process.family import die_with
 from labkit.process.leftovers import socket_folder
 from labkit.stamps.events import SPEC_NAME, EventLog
 from labkit.stamps.folder_rights import is_ours
@@ -59,7 +59,7 @@ def serve(work: Callable[[AnyOrder, Path, EventLog], int | None], place: str = "
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), leave)
     config = getattr(multiprocessing.current_process(), "_config", {})
-    use_sockets(socket_folder(folder, os.getpid()), config)
+    use_sockets(socket_folder(os.getpid()), config)
     try:
         try:
             ended = work(json.loads((folder / SPEC_NAME).read_text()), folder, log)

@@ -10,7 +10,7 @@ import os
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from labkit.process.death_signal import die_with
+from labkit.process.family import die_with
 
 started: list[BaseProcess] = []
 # Iterators of loaders. One that is let go of waits up to 5 s for each worker that is not idle

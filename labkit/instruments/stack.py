@@ -16,7 +16,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType
 from typing import NamedTuple, TypeAlias
 
 from labkit.instruments.before_calls import held
@@ -57,16 +57,19 @@ KINDS = {  # of work, by the modules that do it; the longest prefix of a module'
     "python": "torch.utils torch.storage torchvision.transforms torchvision.io",
 }
 KIND_OF = {module: kind for kind, modules in KINDS.items() for module in modules.split()}
-OF_TORCH = {  # by the name of what is called
-    **dict.fromkeys(("item", "tolist", "cpu", "numpy", "synchronize", "nonzero"), "sync"),
-    **dict.fromkeys(("to", "cuda"), "copy"),
-    "backward": "backward",
+OF_TORCH = {  # by the name of what is called, with the dot of a method
+    **dict.fromkeys((".item", ".tolist", ".cpu", ".numpy", ".synchronize", ".nonzero"), "sync"),
+    **dict.fromkeys(("float", "int", "bool"), "sync"),  # Python's own: they read a tensor's value
+    **dict.fromkeys((".to", ".cuda"), "copy"),
+    ".backward": "backward",
 }
-OF_PYTHON = {"print": "logging", "open": "io", "input": "wait", "sleep": "wait"}
-TO_NUMBER = {"float", "int", "bool"}  # of Python's own: they read a tensor's value
-CALLED = re.compile(r"([\w.]+)\(")
-PATH = re.compile(r"(?<![\w.'])[A-Za-z_]\w*(?:\.\w+)*")  # names with dots
-HAVE_MODULES = (ModuleType, FunctionType, BuiltinFunctionType, type)
+OF_PYTHON = {
+    "print": "logging",
+    **dict.fromkeys(("open", ".read", ".write", ".writerow", ".flush", ".fsync", ".execute"), "io"),
+    **dict.fromkeys(("input", "sleep", ".sleep", ".acquire", ".recv", ".wait", ".poll"), "wait"),
+}
+CALLED = re.compile(r"(\.?\w+)\(")
+PATH = re.compile(r"(?<![\w.'])[A-Za-z_]\w*(?:\.\w+)?")  # names, with what stands behind a dot
 
 Where: TypeAlias = tuple[str, int, str]  # file, line, function
 
@@ -229,7 +232,7 @@ def kind_of_calls(frames: Iterable[FrameType]) -> str:
     for frame in frames:
         deepest = deepest or frame
         module = module_of_frame(frame)
-        called = OF_TORCH.get(frame.f_code.co_name) if module.startswith("torch.") else None
+        called = OF_TORCH.get(f".{frame.f_code.co_name}") if module.startswith("torch.") else None
         kind = called or kind_of(module)
         if kind and not (kinds and frame.f_code.co_flags & inspect.CO_GENERATOR):
             kinds.append(kind)
@@ -242,39 +245,31 @@ def kind_of_line(frame: FrameType) -> str:
     """Return the kind of work of the line that a frame is at.
 
     What it calls there is built in, or it would have a frame of its own: so its name tells, and
-    whose objects the line names.
+    whether the line names a tensor or a model.
     """
     text = text_of(frame)
-    called = CALLED.findall(text)
-    names = [name.rpartition(".")[2] for name in called]
-    modules = [_module_of(each) for each in _values_in(text, frame)]
-    if "torch" in (module.partition(".")[0] for module in modules):
-        if not TO_NUMBER.isdisjoint(called):
-            return "sync"
-        return next(filter(None, map((OF_PYTHON | OF_TORCH).get, names)), "torch")
-    kinds = itertools.chain(map(OF_PYTHON.get, names), map(kind_of, modules))
-    return next(filter(None, kinds), "python")
+    kinds = OF_PYTHON
+    other = "python"
+    if any(map(_is_torchs, _values_in(text, frame))):
+        kinds = OF_PYTHON | OF_TORCH
+        other = "torch"
+    return next(filter(None, map(kinds.get, CALLED.findall(text))), other)
 
 
-def _module_of(value: object) -> str:
-    """Return the module that an object is of: "torch" of every tensor and model."""
+def _is_torchs(value: object) -> bool:
     if is_a(value, "torch", "Tensor") or is_a(value, "torch.nn", "Module"):
-        return "torch"
-    own = value if issubclass(type(value), HAVE_MODULES) else type(value)
-    name = getattr(own, "__module__", None) or getattr(own, "__name__", "")
-    return name if isinstance(name, str) else ""
+        return True
+    return value is sys.modules.get("torch", sys)
 
 
 def _values_in(text: str, frame: FrameType) -> Iterator[object]:
-    """Yield the objects that a line names, and what they hold under the name behind the dot."""
-    names = frame.f_builtins | frame.f_globals | locals_of(frame)
+    """Yield the variables that a line names, and what they hold under the name behind the dot."""
+    names = frame.f_globals | locals_of(frame)
     for path in PATH.findall(text):
-        name, *attributes = path.split(".")
-        if name in names:
-            yield names[name]
-            kept = held(names[name])
-            if attributes and attributes[0] in kept:
-                yield kept[attributes[0]]
+        name, _, attribute = path.partition(".")
+        value = names.get(name)
+        yield value
+        yield held(value).get(attribute)
 
 
 # -- places ----------------------------------------------------------------------------------------

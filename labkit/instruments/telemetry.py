@@ -7,11 +7,10 @@ every sample.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,17 @@ from typing import Any
 import psutil
 
 from labkit import quotas
-from labkit.instruments.gpu_meter import GpuMeter, name_of
+from labkit.instruments.gpu_meter import GpuMeter, answer_to, name_of, spare_card
 from labkit.instruments.lifetime import wait_for_run
 from labkit.instruments.loader_clocks import thread_times
-from labkit.instruments.spare_card import spare_card
-from labkit.process.death_signal import die_with
+from labkit.process.family import die_with
 from labkit.stamps.events import FILE_NAME, EventLog, events_named
 
 PERIOD_S = 0.2
 THIN_AFTER_S = 3_600.0  # a run of days must not fill the disk
 POLL_S = 0.02  # between looks at a log that does not have all it should yet
-AUTOGRAD = "pt_autograd"  # torch's name of the threads that launch a device's backward pass
+ENDED = (None, psutil.STATUS_ZOMBIE)  # states of a process; None where it is gone
+FAMILY_S = 1.0  # between two looks at which processes the run has
 NAMED_EVERY = 25  # samples between two looks at what else uses the cores: 5 s
 NAMED_FIRST = 5  # the sample with the first of them: runs may last seconds only
 MOST_NAMED = 3
@@ -62,9 +61,7 @@ class Lifetime:
 
 
 def _has_ended(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    return True
+    return not answer_to(process.is_running) or answer_to(process.status) in ENDED
 
 
 def wait_for(name: str, lifetime: Lifetime) -> dict[str, Any]:
@@ -79,99 +76,59 @@ class CpuMeter:
 
     def __init__(self, bench_pid: int):
         self.bench = psutil.Process(bench_pid)
-        self.tasks = Path(f"/proc/{bench_pid}/task")
-        self.below: dict[int, psutil.Process] = {}  # all that it started, and what these did
+        self.family = [self.bench]  # and all that it started
+        self.family_due = 0.0
+        self.main = Path(f"/proc/{bench_pid}/task/{bench_pid}")  # the thread that launches kernels
         self.waited: dict[Path, int] = {}  # ns that each of their threads stood in line for a core
         self.cores = quotas.cpu_cores().of
         psutil.cpu_percent()
         self.looked_at = time.monotonic()
-        self.spent_s = sum(map(_spent_s, self._family()))
+        self.spent_s = self._sum(_spent_s)
 
     def read(self) -> dict[str, float | None]:
         """Return one sample: shares of all cores, and the memory of the run's own processes.
 
-        None of the run where it has just ended. `line_cpu` is the share of the cores' time for
-        which threads stood in line for one, `launch_line` the share of the time for which one that
+        None of the run where it has ended. `line_cpu` is the share of the cores' time for which
+        threads stood in line for one, `launch_line` the share of the time for which the one that
         launches kernels did: they need the kernel's scheduler statistics (Linux).
         """
         reading: dict[str, float | None] = dict.fromkeys(
-            ("own_cpu", "rss_gib", "line_cpu", "launch_line")
+            ("rss_gib", "own_cpu", "line_cpu", "launch_line")
         )
-        with contextlib.suppress(psutil.Error):
+        if not _has_ended(self.bench):
             reading |= self._read_family()
         return {"cpu": psutil.cpu_percent() / 100, "cpus": self.cores, **reading}
 
     def _read_family(self) -> dict[str, float]:
-        """Return what is known of the run's own processes; raises psutil.Error if it is gone."""
-        family = self._family()
-        resident = self.bench.memory_info().rss + sum(map(_resident, family[:-1]))
+        """Return what is known of the run's own processes."""
         now = time.monotonic()
+        if now > self.family_due:  # psutil looks at every process: milliseconds
+            self.family_due = now + FAMILY_S
+            children = answer_to(lambda: self.bench.children(recursive=True)) or []
+            self.family = [*children, self.bench]
         elapsed_s = max(now - self.looked_at, 1e-9)
-        spent_s = sum(map(_spent_s, family))
+        spent_s = self._sum(_spent_s)
         own = max(0.0, spent_s - self.spent_s) / elapsed_s / self.cores
-        found = {"rss_gib": round(resident / 2**30, 4), "own_cpu": round(own, 3)}
-        waited = {task: ns for each in family for task, _, ns in thread_times(each.pid)}
+        rss = self._sum(lambda each: each.memory_info().rss)
+        found = {"rss_gib": round(rss / 2**30, 4), "own_cpu": round(own, 3)}
+        waited = {task: ns for each in self.family for task, _, ns in thread_times(each.pid)}
         if waited and self.waited:
             more = {task: ns - self.waited.get(task, ns) for task, ns in waited.items()}
-            launching = sum(ns for task, ns in more.items() if self._launches(task))
             found["line_cpu"] = round(sum(more.values()) / 1e9 / elapsed_s / self.cores, 3)
-            found["launch_line"] = round(launching / 1e9 / elapsed_s, 3)
+            found["launch_line"] = round(more.get(self.main, 0) / 1e9 / elapsed_s, 3)
         self.looked_at = now
         self.spent_s = spent_s
         self.waited = waited
         return found
 
-    def _launches(self, task: Path) -> bool:
-        """Return whether a thread (its folder) is the bench's first, or autograd's."""
-        if task.parent != self.tasks:
-            return False
-        return task.name == str(self.bench.pid) or _thread_name(task).startswith(AUTOGRAD)
-
-    def _family(self) -> list[psutil.Process]:
-        """Return all that the bench started, each before what started it, and the bench as last.
-
-        Psutil would look at every process: milliseconds.
-        """
-        if not self.tasks.exists():  # another system than Linux
-            return [*reversed(self.bench.children(recursive=True)), self.bench]
-        pids = _children(self.bench.pid, "*")
-        for pid in pids:  # grows meanwhile
-            pids += _children(pid, str(pid))
-        found: dict[int, psutil.Process] = {}
-        for pid in pids:
-            with contextlib.suppress(psutil.Error):  # it has just ended
-                found[pid] = self.below.get(pid) or psutil.Process(pid)
-        self.below = found
-        return [*reversed(found.values()), self.bench]
-
-
-def _children(pid: int, threads: str) -> list[int]:
-    """Return the processes that threads of a process have started (Linux)."""
-    found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob(f"{threads}/children"):
-        with contextlib.suppress(OSError):  # the thread has just ended
-            found += map(int, path.read_text().split())
-    return found
+    def _sum(self, of: Callable[[psutil.Process], float]) -> float:
+        """Return the sum of a number of each of the run's processes that live."""
+        return sum(answer_to(lambda each=each: of(each)) or 0.0 for each in self.family)
 
 
 def _spent_s(process: psutil.Process) -> float:
     """Return the CPU time of a process and of those that it started and that have ended, s."""
-    with contextlib.suppress(psutil.Error):  # it has ended: its parent has its time
-        return sum(process.cpu_times()[:4])
-    return 0.0
-
-
-def _resident(process: psutil.Process) -> int:
-    with contextlib.suppress(psutil.Error):
-        return process.memory_info().rss
-    return 0
-
-
-@functools.lru_cache(4096)
-def _thread_name(task: Path) -> str:
-    with contextlib.suppress(OSError):  # it has just ended
-        return (task / "comm").read_text()
-    return ""
+    return sum(process.cpu_times()[:4])
 
 
 class OtherPrograms:
@@ -186,13 +143,12 @@ class OtherPrograms:
         """Return those since the last call, the busiest first."""
         own = {each.pid for each in self.own}
         for each in self.own:
-            with contextlib.suppress(psutil.Error):
-                own |= {child.pid for child in each.children(recursive=True)}
+            below = answer_to(lambda each=each: each.children(recursive=True)) or []
+            own |= {child.pid for child in below}
         cores: dict[int, float] = {}
         for process in psutil.process_iter():  # the same objects again, which know the last look
             if process.pid not in own:
-                with contextlib.suppress(psutil.Error):
-                    cores[process.pid] = round(process.cpu_percent() / 100, 2)
+                cores[process.pid] = round((answer_to(process.cpu_percent) or 0.0) / 100, 2)
         busiest = sorted(cores, key=cores.__getitem__, reverse=True)[:MOST_NAMED]
         return [
             {"pid": pid, "name": name_of(pid), "cores": cores[pid]}

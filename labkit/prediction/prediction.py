@@ -13,9 +13,8 @@ import numpy as np
 from labkit.knobs import Setting, as_typed, check_names
 from labkit.prediction.loader_simulation import CannotPredict, Simulation
 from labkit.prediction.run_costs import RunCosts
-from labkit.results.log_reader import of_one_moment
 from labkit.results.result import Result, Table
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.spec import KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS, Pipeline
 
 DRAWS = 5  # simulated runs, each from its own bootstrap sample of what was measured
@@ -29,6 +28,11 @@ DEVICE_BOUND = 0.9  # utilization
 CPU_BOUND = 0.9  # share of all core time
 STRETCHED = 1.1  # times as long as alone: such a step is held back by who shares its cores
 
+# Numbers of workers among which one is recommended; those above the cores help items that wait
+WORKER_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+PREFETCH = (2, 4, 8, 16)  # batches that a worker prepares ahead, to choose from
+LEAST_MAX_WORKERS = 12  # considered even on few cores, for items that wait
+AS_GOOD = 0.03  # a throughput this close to the best is as good: then fewer workers are
 BATCH_FACTOR = 4  # the step's time at other batch sizes is a straight line only so far
 XRAY_TELLS = (
     ", or this run with xray=True and 3 seconds or more, which tells of batch sizes within "
@@ -61,61 +65,55 @@ class Prediction(Result):
         return Table((), title=f"Prediction({as_typed(self.changes)}): {said}")
 
 
-class Simulations:
-    """The simulated runs of other settings of one run."""
-
-    def __init__(self, run: Run):
-        """Read a run; raises CannotPredict where it tells too little."""
-        self.known = known = RunCosts(run)
-        self.of_setting = functools.cache(self._simulated)  # a slider asks many changes of one run
-        simulated = np.median(self.of_setting(known.pipeline, 1.0)[0])
-        # What the model misses in the run itself, of which half stays: its root
-        self.missed = float(np.sqrt(known.throughput / simulated))
-
-    def _simulated(self, target: Pipeline, step: float) -> np.ndarray:
-        """Return the `Summary` of each simulated run (4, DRAWS).
-
-        A step takes `step` times what it took in the measured run.
-        """
-        known = self.known
-        stalls = 6 * target.stall_every if target.stall_ms else 0
-        prefetch = (target.prefetch_factor or PYTORCH_PREFETCH) if target.num_workers else 0
-        steps = min(target.steps or STEPS, max(STEPS, stalls))
-        warmup = max(3, target.num_workers * prefetch)
-        found = []
-        for draw in range(DRAWS):
-            work = known.work(target, step, steps, np.random.default_rng(draw))
-            loop = Simulation(work, known.cores, target.num_workers, prefetch, target.seconds)
-            found.append(loop.run().summary(warmup, target.batch_size))
-        return np.array(found).T
+@functools.lru_cache(maxsize=4)
+def _costs_of(run: RunData) -> RunCosts:
+    return RunCosts(run)
 
 
-def predict(run: Run, **changes: Setting) -> Prediction:
+@functools.lru_cache(maxsize=256)  # a slider asks many changes of one run
+def _simulated(known: RunCosts, target: Pipeline, step: float) -> np.ndarray:
+    """Return the `Summary` of each simulated run (4, DRAWS).
+
+    A step takes `step` times what it took in the measured run.
+    """
+    stalls = 6 * target.stall_every if target.stall_ms else 0
+    prefetch = (target.prefetch_factor or PYTORCH_PREFETCH) if target.num_workers else 0
+    steps = min(target.steps or STEPS, max(STEPS, stalls))
+    warmup = max(3, target.num_workers * prefetch)
+    found = []
+    for draw in range(DRAWS):
+        work = known.work(target, step, steps, np.random.default_rng(draw))
+        loop = Simulation(work, known.cores, target.num_workers, prefetch, target.seconds)
+        found.append(loop.run().summary(warmup, target.batch_size))
+    return np.array(found).T
+
+
+def predict(run: RunData, **changes: Setting) -> Prediction:
     """Predict throughput and utilization of `run` with some knobs changed.
 
     Raises ValueError for a name that is no knob, or a value that it does not take.
     """
     check_names(changes, KNOBS)
-    return predict_from(run, {name: KNOBS[name].check(changes[name]) for name in changes})
+    return predict_from(run.data, {name: KNOBS[name].check(changes[name]) for name in changes})
 
 
-@of_one_moment
-def predict_from(run: Run, changes: dict[str, Setting]) -> Prediction:
+def predict_from(run: RunData, changes: dict[str, Setting]) -> Prediction:
     """Return a prediction; a watched loop's own settings may be beyond what a knob takes."""
     try:
-        simulations = run.once(Simulations)
-        known = simulations.known
+        known = _costs_of(run)
         target = _target(known.pipeline, changes)
         step, notes = _step(run, known.pipeline, target)
         if target.num_workers and not known.pipeline.num_workers and not known.handoff:
             raise CannotPredict(
                 "sending a batch from a worker was not measured: run it with num_workers=1"
             )
-        rates, shares, cores, stretches = simulations.of_setting(target, step)
+        rates, shares, cores, stretches = _simulated(known, target, step)
     except CannotPredict as why:
         return Prediction(changes, cannot=f"cannot predict: {why}.", why=str(why))
-    rates = rates * simulations.missed
-    shares = np.minimum(1.0, shares * simulations.missed)
+    # What the model misses in the run itself, of which half stays: its root
+    missed = np.sqrt(known.throughput / np.median(_simulated(known, known.pipeline, 1.0)[0]))
+    rates = rates * missed
+    shares = np.minimum(1.0, shares * missed)
     throughput = float(np.median(rates))
     utilization = float(np.median(shares))
     saturated = np.median(cores) > CPU_BOUND
@@ -161,7 +159,7 @@ def _target(pipeline: Pipeline, changes: dict[str, Setting]) -> Pipeline:
     return pipeline.but(**knobs)
 
 
-def _step(run: Run, old: Pipeline, target: Pipeline) -> tuple[float, list[str]]:
+def _step(run: RunData, old: Pipeline, target: Pipeline) -> tuple[float, list[str]]:
     """Return the time of a step over that of the measured one, and what was taken into account.
 
     What batch size and BF16 do to a step is known of the x-ray alone.
@@ -195,3 +193,45 @@ def _step(run: Run, old: Pipeline, target: Pipeline) -> tuple[float, list[str]]:
             f"the effect of {names} was not measured: run it once with {as_typed(unknown)}{more}"
         )
     return factor, notes
+
+
+# -- what follows for a bench's run: how many workers, how deep a queue -----------------------
+
+
+def recommend_workers(run: RunData) -> int | None:
+    """Return how many loader workers `run` should have, or None where nothing can be predicted.
+
+    This is the one rule for that number: see `_cheapest`. The machine's cores are part of the
+    simulation, so items that compute get no more workers than there are cores; items that wait may
+    get up to the larger of `LEAST_MAX_WORKERS` and twice the cores.
+    """
+    most = max(LEAST_MAX_WORKERS, 2 * (run.machine.cpu_cores or 1))
+    counts = [count for count in WORKER_COUNTS if count <= most]
+    return _cheapest(run, "num_workers", run.pipeline.num_workers, counts)
+
+
+def recommend_prefetch(run: RunData) -> int | None:
+    """Return the smallest prefetch_factor that is as good as the best.
+
+    None where none gains, or where nothing can be predicted.
+    """
+    now = run.pipeline.to_dict()["prefetch_factor"] or PYTORCH_PREFETCH
+    deeper = [factor for factor in PREFETCH if factor > now]
+    best = _cheapest(run, "prefetch_factor", now, deeper)
+    return None if best == now else best
+
+
+def _cheapest(run: RunData, knob: str, own: int | None, values: list[int]) -> int | None:
+    """Return the smallest value whose simulated throughput comes within `AS_GOOD` of the best.
+
+    The run's own stays unless another one gains more than `WORTH`; None where nothing is predicted.
+    """
+    rates = {value: predict_from(run, {knob: value}).throughput for value in [*values, own]}
+    known = {value: rate for value, rate in rates.items() if rate}
+    # A run that was stopped has its times, but no hand-over: no other number can be simulated
+    if own not in known or len(known) < len(rates):
+        return None
+    best = max(known.values())
+    if best <= (1 + WORTH) * known[own]:
+        return own
+    return min(value for value, rate in known.items() if rate >= (1 - AS_GOOD) * best)

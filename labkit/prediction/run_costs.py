@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+from labkit.instruments.loader_work import ItemTimes
 from labkit.prediction.loader_simulation import (
     ONE_BY_ONE,
     RUN_AHEAD,
@@ -13,10 +16,17 @@ from labkit.prediction.loader_simulation import (
     coldness,
 )
 from labkit.results.core_use import CoreUse
-from labkit.results.item_costs import ItemCosts, item_costs
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.spec import Pipeline
+from labkit.stamps.event_shapes import fits
 
+if TYPE_CHECKING:
+    import pandas
+
+# The system's account of the time in line falls short: in runs on two cores whose items do not wait
+# at all, this much of it came on top as "waiting" (0.62 to 0.69 in 12 runs, Linux 6.18).
+LINE_MISSED = 0.65
+TIMES = ["cpu", "wait", "line", "collate_cpu", "collate_wait", "collate_line", "between"]
 STRETCHES = 4  # of waiting and computing that a batch is prepared in
 FEW_AFTER = 5  # after short or long waits, to tell what those do
 MIN_BATCHES = 4  # measured, to predict from
@@ -32,7 +42,7 @@ WAITS_OVER_CPU = 0.2  # an item whose waiting is this much of its CPU time is on
 class RunCosts:
     """What one run tells of its costs: s, per batch or step, warm-up left out."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: RunData):
         """Read a run.
 
         Raises CannotPredict where it tells too little.
@@ -74,7 +84,7 @@ class RunCosts:
         self.around = max(0.0, float(np.median(asked[1:] - over[:-1]) + around))
         # (batches, parts): the CPU time and the waiting of preparing each batch
         self.cpus = self._while_cores_are_busy()[:, None] * _profile(self.batches.item_cpu)
-        self.waits = self.batches.wait[:, None] * _profile(self.batches.item_wait)
+        self.waits = self.batches.wait.to_numpy()[:, None] * _profile(self.batches.item_wait)
         self.spin = self._spin()
 
     def _on_cores(self) -> tuple[np.ndarray, float]:
@@ -85,14 +95,14 @@ class RunCosts:
         share = np.median(ran) if seen.any() else 1.0
         waited = self.waited
         if self.pipeline.num_workers == 0:  # not all of it was waiting: it prepared its data
-            lump = ONE_BY_ONE if len(self.batches.item_cpu[0]) else 1.0
+            lump = ONE_BY_ONE if self.batches.item_cpu.iloc[0] else 1.0
             slept = np.median(self.batches.wait + self.batches.collate_wait)
             waited = np.full(len(waited), lump * slept)
         host = np.where(seen, own, self.device * share)
         return _warm_and_cold(host, waited, self.handoff)
 
     @property
-    def _prepared(self) -> np.ndarray:
+    def _prepared(self) -> pandas.Series:
         """The CPU time (batches,) of a loader process for each batch."""
         return self.batches.cpu + self.batches.collate_cpu + self.batches.between
 
@@ -106,7 +116,7 @@ class RunCosts:
             company = (self.model + (workers - 1) * worker) / self.step_s
         asleep = max(0.0, 1 - company / self.cores)
         waits = batches.wait > WAITS_OVER_CPU * batches.cpu
-        return batches.cpu / (1 + CHILL * asleep * waits)
+        return (batches.cpu / (1 + CHILL * asleep * waits)).to_numpy()
 
     def _spin(self) -> float:
         """Return the CPU time for which each of a step's other threads spins after it.
@@ -136,7 +146,9 @@ class RunCosts:
         waits = np.maximum(waits + more / waits.shape[1], 0)
         rows = _drawn(len(self.host), steps, rng)
         handed = bool(target.num_workers) - bool(old.num_workers)  # batches come from a worker now
-        collate_cpu = costs.collate_cpu[batches] * scale + self.handoff.get("share", 0.0) * handed
+        collate_cpu = (
+            costs.collate_cpu.to_numpy()[batches] * scale + self.handoff.get("share", 0.0) * handed
+        )
         host = self.host[rows] * (step if self.on_cpu else 1.0)
         host += self.handoff.get("touch", 0.0) * handed
         collate_wait = self._collate_wait(target, batches)
@@ -159,7 +171,7 @@ class RunCosts:
 
     def _collate_wait(self, target: Pipeline, batches: np.ndarray) -> np.ndarray:
         """Return the waiting (batches,) of the collate step; a stated stall is the target's."""
-        measured = self.batches.collate_wait
+        measured = self.batches.collate_wait.to_numpy()
         stall_s = self.pipeline.stall_ms / 1e3
         wait = (measured - stall_s * (measured > 0.9 * stall_s))[batches]
         if not target.stall_ms:
@@ -168,18 +180,38 @@ class RunCosts:
         return wait + due * target.stall_ms / 1e3
 
 
-def _batches_of(run: Run) -> ItemCosts:
-    """Return what batches cost to prepare."""
-    batches = item_costs(run)
-    if batches is None:
+def _batches_of(run: RunData) -> pandas.DataFrame:
+    """Return what batches cost to prepare, a row each in the order of their start; times in s.
+
+    `cpu` is the CPU time of fetching its samples, `wait` the time of that in which the process
+    wanted no core; `collate_cpu` and `collate_wait` are those of the collate step, `between` is
+    the CPU time of the process since the batch before; `item_cpu` and `item_wait` are lists, µs,
+    of single samples: empty where not timed singly. The first batch of each process is left out,
+    and what was begun after the last step.
+    """
+    import pandas
+
+    rows = [row for event in run.item_events for row in event["rows"] if _is_sound(row)]
+    if not rows:
         raise CannotPredict("its items were not timed (no stream's are): run it again")
-    if len(batches) < MIN_BATCHES:
-        measured = f"{len(batches)} batches were measured, {MIN_BATCHES} are needed"
+    table = pandas.DataFrame(rows, columns=ItemTimes._fields).sort_values("start_ns", kind="stable")
+    in_time = run.seconds(table.start_ns.to_numpy(float)) < run.stamps[-1, 5]
+    table = table[(table.done > 0) & in_time]
+    if len(table) < MIN_BATCHES:
+        measured = f"{len(table)} batches were measured, {MIN_BATCHES} are needed"
         raise CannotPredict(f"only {measured}: give the run more steps or seconds")
-    return batches
+    times = table[TIMES].astype(float) / 1e6
+    times["wait"] = (times.wait - LINE_MISSED * times.line).clip(lower=0)
+    times["collate_wait"] = (times.collate_wait - LINE_MISSED * times.collate_line).clip(lower=0)
+    return times.assign(item_cpu=table.item_cpu, item_wait=table.item_wait)
 
 
-def _launches(run: Run) -> np.ndarray:
+def _is_sound(row: object) -> bool:
+    """Return whether a row of an `items` event has the numbers of an `ItemTimes`."""
+    return isinstance(row, list) and fits(row, "item_times") and len(row[-1]) == len(row[-2])
+
+
+def _launches(run: RunData) -> np.ndarray:
     """Return the host's time to issue each step's compute, s; 0 where it waits for each step."""
     if run.no_events:
         return np.zeros(run.steps - run.warmup)
@@ -215,9 +247,11 @@ def _drawn(count: int, steps: int, rng: np.random.Generator) -> np.ndarray:
     return pool[rng.integers(count, size=steps)]
 
 
-def _profile(items: np.ndarray) -> np.ndarray:
+def _profile(items: pandas.Series) -> np.ndarray:
     """Return (batches, parts): which share of each batch's time its first, second ... part took."""
-    parts = STRETCHES if len(items[0]) else 1
-    sums = np.array([[part.sum() for part in np.array_split(each, parts)] for each in items])
+    parts = STRETCHES if items.iloc[0] else 1
+    sums = np.array(
+        [[part.sum() for part in np.array_split(np.array(each) / 1e6, parts)] for each in items]
+    )
     total = sums.sum(axis=1, keepdims=True)
     return np.divide(sums, total, out=np.full(sums.shape, 1 / parts), where=total > 0)

@@ -9,13 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from labkit.process import leftovers
 from labkit.stamps.folder_rights import own_folder, private, text_of
 from labkit.stamps.locks import is_locked, try_lock
 
 PATIENCE_S = 20.0  # how long a run waits for another one's device before it gives up
 LONGEST_HOLDER = 300  # characters that are read of who has a device
-LOOK_S = 1.0  # between checks whether that run's supervisor has died meanwhile
 
 
 class DeviceBusy(RuntimeError):
@@ -28,22 +26,20 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
     One run of a user's per device at a time: two at once would measure each other. Several hosts
     may have one home: a GPU's UUID tells them apart, "cpu" does not.
     """
-    path, fd = _opened(cache, device)
+    name = device if device.startswith(("GPU-", "MIG-")) else f"{device} of {platform.node()}"
+    path = own_folder(cache / "locks") / f"{re.sub('[^A-Za-z0-9-]', '_', name)}.lock"
+    fd = private(str(path), os.O_RDWR | os.O_CREAT)  # who has it, and how to end that
     deadline = time.monotonic() + PATIENCE_S
-    look_at = time.monotonic() + LOOK_S
-    told = False
+    told = ""
     while not try_lock(fd):
         who, _, kill = text_of(path)[:LONGEST_HOLDER].partition("\n")
         text = f"device {device} is in use by {who or 'another run'}"
         if time.monotonic() > deadline:
             how = f"in its notebook with Stop, in a terminal with {kill or 'kill'}"
             raise DeviceBusy(f"{text}: start again when it is over, or end it {how}.")
-        if not told:
+        if text != told:
             waiting(text)
-        told = True
-        if time.monotonic() > look_at:  # a killed supervisor may outlive the sweep at start
-            look_at += LOOK_S
-            leftovers.clear(cache / "runs")
+        told = text
         time.sleep(0.05)
     pid = os.getpid()
     since = time.strftime("since %H:%M:%S")
@@ -52,17 +48,6 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
     os.lseek(fd, 0, os.SEEK_SET)
     os.write(fd, holder.encode())
     return fd
-
-
-def _opened(cache: Path, device: str) -> tuple[Path, int]:
-    """Open the file whose lock is the device's; return its path and its descriptor.
-
-    It holds who has the lock, and in a second line how to end that.
-    """
-    folder = own_folder(cache / "locks")
-    name = device if device.startswith(("GPU-", "MIG-")) else f"{device} of {platform.node()}"
-    path = folder / f"{re.sub('[^A-Za-z0-9-]', '_', name)}.lock"
-    return path, private(str(path), os.O_RDWR | os.O_CREAT)
 
 
 def any_held(folder: Path) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 # Whether the system tells of its processes in /proc, and has pidfds. Elsewhere psutil is asked
@@ -17,6 +18,7 @@ LINUX = sys.platform == "linux" and hasattr(os, "pidfd_open")
 # Windows' counterpart of `start_new_session`: a Ctrl-C in the terminal is the kernel's alone
 OWN_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 
+PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 MARK = "LABKIT_RUN"  # in the environment of a run's processes: the run's folder
 # They clean up after the others and leave by themselves when the last one is gone (Linux)
 CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
@@ -27,11 +29,6 @@ def _read(pid: int | str, what: str) -> bytes:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/{what}", "rb") as file:
         return file.read()
     return b""
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(OSError):
-        os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))  # the same on Windows
 
 
 def descendants(root: int) -> list[int]:
@@ -75,28 +72,31 @@ def end_all(root: int, seen: set[int]) -> dict[int, int]:
     return statuses | reap()
 
 
-def end_marked(folder: str | os.PathLike, sessions: set[int], until_s: float) -> None:
+def end_marked(folder: str | os.PathLike, sessions: Collection[int]) -> None:
     """Kill every process that was started for the run in `folder`.
 
-    It has the run's mark, or is in one of its `sessions`. The number of a session may be another's
-    by now: it is the run's if its first process is gone and one began before the time `until_s`.
+    It has the run's mark, or is left over in one of its `sessions`, whose first process is gone.
     """
     import psutil
 
     def started() -> list[int]:
-        facts = [
-            each.info for each in psutil.process_iter(["pid", "cmdline", "create_time", "environ"])
-        ]
-        living = [each for each in facts if each["cmdline"]]  # none is left of one that is ending
-        began = {_session_of(each["pid"]) for each in living if each["create_time"] <= until_s}
-        left = sessions & began - {each["pid"] for each in living}
+        found = psutil.process_iter(["pid", "cmdline", "environ"])
+        living = {each.pid: each.info for each in found if each.info["cmdline"]}  # none: it ends
+        left_over = set(sessions) - living.keys()
         return [
-            each["pid"]
-            for each in living
-            if (each["environ"] or {}).get(MARK) == str(folder) or _session_of(each["pid"]) in left
+            pid
+            for pid, each in living.items()
+            if (each["environ"] or {}).get(MARK) == str(folder) or _session_of(pid) in left_over
         ]
 
     _end(started)
+
+
+def _session_of(pid: int) -> int:
+    """Return the session of a process; 0 of one that is gone, and on Windows."""
+    with contextlib.suppress(OSError, AttributeError):
+        return os.getsid(pid)
+    return 0
 
 
 def _end(alive: Callable[[], list[int]]) -> None:
@@ -108,15 +108,9 @@ def _end(alive: Callable[[], list[int]]) -> None:
         if seconds > (CLEANERS_S if cleaners else 1.0) + 0.5:  # hung in a driver
             return
         for pid in pids if seconds > CLEANERS_S else pids - cleaners:
-            _kill(pid)
+            with contextlib.suppress(OSError):
+                os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))  # the same on Windows
         time.sleep(0.003)
-
-
-def _session_of(pid: int) -> int:
-    """Return the session of a process; 0 of one that is gone, and on Windows."""
-    with contextlib.suppress(OSError, AttributeError):
-        return os.getsid(pid)
-    return 0
 
 
 def reap() -> dict[int, int]:
@@ -150,3 +144,11 @@ def exists(pid: int) -> bool:
     import psutil
 
     return psutil.pid_exists(pid)
+
+
+def die_with(parent: int) -> None:
+    """Have Linux SIGKILL this process when `parent` dies; elsewhere the supervisor does."""
+    if LINUX:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)

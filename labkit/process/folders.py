@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import secrets
@@ -15,7 +14,6 @@ import platformdirs
 from labkit.process import leftovers
 from labkit.process.run_mark import delete_run, is_run, mark_run
 from labkit.stamps import folder_rights, locks
-from labkit.stamps.events import FILE_NAME
 
 # Older runs are deleted when a new one starts; save() those you want to keep
 KEPT_RUNS = 100
@@ -27,38 +25,22 @@ def home() -> Path:
 
     NotOurs where others may write in it: it is one user's alone.
     """
-    wanted = os.environ.get("LABKIT_HOME")
-    if not wanted:
-        wanted = "~"
-        with contextlib.suppress(RuntimeError):  # a user who has no home
-            wanted = platformdirs.user_cache_dir("labkit", False)
-    return _writable(wanted)
+    return _writable(os.environ.get("LABKIT_HOME") or platformdirs.user_cache_dir("labkit", False))
 
 
 @functools.cache
 def _writable(wanted: str) -> Path:
-    wanted = os.path.expanduser(wanted)
-    if not wanted.startswith("~"):  # else there is no home that it could lie in
-        place = Path(wanted).absolute()  # a run's processes work in its folder
-        try:
-            with tempfile.TemporaryFile(dir=folder_rights.own_home(place)):
-                return place
-        except folder_rights.NotOurs:
-            raise
-        except OSError:
-            pass
-    with contextlib.suppress(OSError):
-        return _temporary()
-    raise OSError(f"labkit cannot write to {wanted}: set LABKIT_HOME to a folder it may use.")
-
-
-def _temporary() -> Path:
-    """Return a folder of our own where every user may make some: another user's is not used."""
-    user = os.getuid() if hasattr(os, "getuid") else "user"  # Windows has a folder for each
-    folder = Path(tempfile.gettempdir()) / f"labkit-{user}"
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    return folder if folder_rights.is_ours(folder) else Path(tempfile.mkdtemp(prefix="labkit-"))
+    try:
+        place = Path(wanted).expanduser().absolute()  # a run's processes work in its folder
+        with tempfile.TemporaryFile(dir=folder_rights.own_home(place)):
+            return place
+    except folder_rights.NotOurs:
+        raise
+    except (
+        OSError,
+        RuntimeError,
+    ):  # a user may have no home; the processes of this kernel's runs have it, too
+        return Path(tempfile.mkdtemp(prefix="labkit-"))
 
 
 def part(name: str) -> Path:
@@ -81,16 +63,7 @@ def _delete_oldest(runs: Path) -> None:
 
     In use is what changed within a day, and what has a supervisor.
     """
-    changed = sorted((_changed_at(run), run) for run in runs.iterdir() if is_run(run))
+    changed = sorted((run.stat().st_mtime, run) for run in runs.iterdir() if is_run(run))
     for at, run in changed[: max(0, len(changed) - KEPT_RUNS + 1)]:
         if at < time.time() - IN_USE_S and not locks.is_locked(run / leftovers.PLAN_NAME):
             delete_run(run)
-
-
-def _changed_at(run: Path) -> float:
-    """Return when a run was last written to, in seconds since 1970."""
-    times = [0.0]
-    for path in (run, run / FILE_NAME):
-        with contextlib.suppress(OSError):
-            times.append(path.stat().st_mtime)
-    return max(times)

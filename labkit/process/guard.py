@@ -13,7 +13,6 @@ import os
 import signal
 
 from labkit.process import family
-from labkit.process.death_signal import PR_SET_PDEATHSIG
 
 PR_SET_CHILD_SUBREAPER = 36  # Linux, prctl(2)
 
@@ -34,7 +33,7 @@ def go_on_guarded() -> None:
     if supervisor:
         _wait_for(supervisor)
     os.setsid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
+    ctypes.CDLL(None).prctl(family.PR_SET_PDEATHSIG, signal.SIGHUP)
     if os.getppid() != guard:
         os._exit(1)
 

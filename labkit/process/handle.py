@@ -154,10 +154,5 @@ def bench_command(module: str, folder: Path) -> list[str]:
 
 def surroundings() -> tuple:
     """Return what a process inherits from this one, as far as it can change a run."""
-    limits = []
-    with contextlib.suppress(ImportError):  # Windows
-        import resource
-
-        limits = [resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS)]
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    return dict(os.environ), limits, cores, sys.executable, folders.home()
+    return dict(os.environ), cores, sys.executable, folders.home()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import tempfile
 import time
 from pathlib import Path
 from typing import IO
@@ -23,11 +25,7 @@ from labkit.stamps.step_ring import recover
 
 PLAN_NAME = "launch.json"
 LONGEST_END_S = 4.0  # that ending the processes of a run takes
-CLOCK_STEP_S = 1.0  # that the clock may be set by, from a process's start to its log's last line
 PAYLOADS = "*.pkl"  # the user's own objects, on their way to a bench that ended before
-LONGEST_PATH = 103  # bytes of a Unix socket's path on macOS; 107 on Linux
-LONGEST_NAME = 20  # bytes of a slash and its name in the folder
-SOCKETS = ("listener-*", "pym-*")  # what multiprocessing calls them
 
 
 def logged_pids(folder: str | os.PathLike, name: str) -> set[int]:
@@ -88,13 +86,10 @@ def wait_for_supervisor(folder: Path) -> None:
 def clear_up(folder: Path, **how: object) -> None:
     """End what is left of the run, write its steps and `how` it ended; keep no standby."""
     bench = logged_pids(folder, "hello")  # each the first of its session
-    try:
-        until_s = os.stat(folder / FILE_NAME).st_mtime + CLOCK_STEP_S
-    except FileNotFoundError:
-        end_marked(folder, set(), 0.0)
+    end_marked(folder, bench)
+    if not (folder / FILE_NAME).exists():
         delete_run(folder)
         return
-    end_marked(folder, bench, until_s)
     deadline = time.monotonic() + 1
     while time.monotonic() < deadline and any(map(exists, bench)):
         time.sleep(0.01)
@@ -106,25 +101,20 @@ def clear_up(folder: Path, **how: object) -> None:
     remove_tools(folder)
 
 
-def remove_tools(folder: str | os.PathLike) -> None:
+def remove_tools(folder: str | os.PathLike[str]) -> None:
     """Remove the files that a run needs only while it goes on, its plan last."""
     run = Path(folder)
-    named = {socket_folder(folder, pid) for pid in logged_pids(folder, "hello")}
-    own = [place for place in named - {run} if is_ours(place)]
-    tools = [*run.glob(PAYLOADS), run / RESERVE_NAME, run / SPEC_NAME]
-    for place in (run, *own):
-        for name in SOCKETS:
-            tools += place.glob(name)
-    for path in (*tools, run / PLAN_NAME):
+    for sockets in map(socket_folder, logged_pids(folder, "hello")):
+        if is_ours(sockets):
+            shutil.rmtree(sockets, ignore_errors=True)
+    for path in (*run.glob(PAYLOADS), run / RESERVE_NAME, run / SPEC_NAME, run / PLAN_NAME):
         with contextlib.suppress(OSError):
             path.unlink()
-    for place in own:
-        with contextlib.suppress(OSError):
-            place.rmdir()
 
 
-def socket_folder(run: str | os.PathLike, bench_pid: int) -> Path:
-    """Return where a bench keeps its processes' sockets: else a killed one's would stay behind."""
-    if len(os.fsencode(run)) + LONGEST_NAME <= LONGEST_PATH:
-        return Path(run)
-    return Path(os.environ.get("TMPDIR") or "/tmp") / f"labkit-{bench_pid}"
+def socket_folder(bench_pid: int) -> Path:
+    """Return where a bench keeps its processes' sockets: else a killed one's would stay behind.
+
+    The path of a socket has 103 bytes at most: a run's own folder may be too deep.
+    """
+    return Path(tempfile.gettempdir()) / f"labkit-sockets-{bench_pid}"

@@ -190,7 +190,7 @@ class Supervisor:
 
     def _clean_up(self) -> None:
         """End all that is left of the run, and collect the bench's exit code and last words."""
-        family.end_marked(self.folder, {child.pid for child in self.children}, time.time())
+        family.end_marked(self.folder, {child.pid for child in self.children})
         for child in self.children:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(1)

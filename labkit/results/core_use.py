@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from labkit.results.readings import readings
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 
 # Share of time in which other programs had the core of the model's thread, or computed on its GPU
 # (NVML, per process), from which a run's times may be theirs
@@ -46,7 +46,7 @@ class CoreUse:
         return max(0.0, 1 - self.own / max(alone, 1e-9))
 
     @classmethod
-    def of(cls, run: Run, ranks_cores: float = 0.0) -> CoreUse:
+    def of(cls, run: RunData, ranks_cores: float = 0.0) -> CoreUse:
         """Return what was recorded of a run; other ranks of the same job used `ranks_cores`."""
         cores = run.machine.cpu_cores
         samples = [sample for _, sample in readings(run)]

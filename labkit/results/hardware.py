@@ -15,8 +15,6 @@ from labkit.results.result import Result, Table
 from labkit.stamps.event_shapes import fields_in
 from labkit.text import counted
 
-LEAST_SHM_GIB = 0.25  # Docker's default is 64 MiB
-SMALL_SHM = "/dev/shm is small for loader workers; start the container with --shm-size=2g"
 LABELS = {  # of the table: what a fact is called
     "GPU not used": "unused_gpu",
     "device memory, GiB": "memory_gib",
@@ -81,7 +79,7 @@ class Machine(Result):
         is_old = float(self.compute_capability or 7.0) < 7.0
         return not (self.compile_lacks or is_old or self.device.startswith("mps"))
 
-    def refusal(self, device: str, ranks: int) -> str | None:
+    def why_not(self, device: str, ranks: int) -> str | None:
         """Return why a run on `device` cannot be, or ranks with a card each; None where it can."""
         use = f"use one of {', '.join(map(repr, ('auto', *self.devices)))}."
         cards = sum(name.startswith("cuda") for name in self.devices)
@@ -117,15 +115,14 @@ class Machine(Result):
             if value is not None:
                 rows.append((label, f"{value:.4g}" if isinstance(value, float) else str(value)))
         rows.append(("versions", ", ".join(versions)))
-        is_small = self.shm_gib is not None and self.shm_gib < LEAST_SHM_GIB
-        return Table(rows, left=(0, 1), foot=(SMALL_SHM,) if is_small else ())
+        return Table(rows, left=(0, 1))
 
 
 @functools.cache
 def machine() -> Machine:
     """Describe this machine (2 s the first time); RuntimeError says why torch does not start."""
     launcher.stand_by()  # a notebook asks this before its first run, and waits for torch once
-    return Machine.from_dict(asked_of("labkit.instruments.machine"))
+    return Machine.from_dict(facts_of_this())
 
 
 def check_device(device: str, ranks: int = 0) -> None:
@@ -133,16 +130,16 @@ def check_device(device: str, ranks: int = 0) -> None:
 
     Torch is asked once more before it is refused: a card may no longer be hidden.
     """
-    if device in ("auto", "cpu") or not machine().refusal(device, ranks):
+    if device in ("auto", "cpu") or not machine().why_not(device, ranks):
         return
     machine.cache_clear()
-    if why := machine().refusal(device, ranks):
+    if why := machine().why_not(device, ranks):
         raise ValueError(f"device={device!r}: {why}")
 
 
-def asked_of(module: str, *arguments: str) -> dict[str, Any]:
-    """Return what `python -m module` prints as JSON; RuntimeError where torch does not start."""
-    command = [sys.executable, "-m", module, *arguments]
+def facts_of_this() -> dict[str, Any]:
+    """Return what a process of its own says of this machine."""
+    command = [sys.executable, "-m", "labkit.instruments.machine"]
     try:
         probe = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS)
     except subprocess.TimeoutExpired:

@@ -1,30 +1,17 @@
-"""Start what a spec describes in processes of its own; return its result."""
+"""Start what a spec describes in processes of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 from labkit.instruments.record_head import spec_event
-from labkit.orders import Asked, Order, UserSource
+from labkit.orders import Asked
 from labkit.process import folders, launcher
+from labkit.process.handle import Handle
 from labkit.results.failures import with_remedy
 from labkit.results.hardware import check_device
-from labkit.results.library import kind_of
-from labkit.spec import Distributed
-
-
-class Payload(Protocol):
-    """Data of the user's own, or a function, that the bench is to use."""
-
-    def place(self, folder: Path) -> UserSource:
-        """Write it to a run's folder; return what tells the bench of it, as JSON types."""
-        ...
-
-    def described(self, spec: Launched) -> Mapping[str, object]:
-        """Return what the log's first event says of a spec that uses it."""
-        ...
+from labkit.results.payload import Source
+from labkit.spec import LOADER_KNOBS, Distributed
 
 
 class Launched(Protocol):
@@ -35,38 +22,24 @@ class Launched(Protocol):
         ...
 
 
-def launch(
-    spec: Launched,
-    *,
-    fault: str | None = None,
-    after: list[str] | None = None,
-    source: Payload | None = None,
-) -> Any:
-    """Start what a spec describes apart from the kernel; return its Run, Measurements or Ranks.
-
-    Args:
-        spec: A Pipeline, a Grid, Distributed ranks.
-        fault: Planted in the bench (`labkit.bench.planted_fault`).
-        after: A command that the supervisor starts when the run is over.
-        source: Feeds the user's own dataset, or function.
-
-    Raises:
-        ValueError: The device that it names is not here.
-        OSError: No process could be started.
-    """
+def started(
+    spec: Launched, fault: str | None, after: list[str] | None, source: Source | None
+) -> Handle:
+    """Start what a spec describes apart from the kernel; see `labkit.api.launch`."""
     asked = spec.to_spec()
     check_device(asked["pipeline"]["device"], asked.get("ranks", 0))
     kind = launcher.RANKS if isinstance(spec, Distributed) else launcher.BENCH
+    said: dict[str, Any] = {**asked}
+    if source is not None and "measure" not in asked:  # the other knobs act on no part of theirs
+        knobs = {name: asked["pipeline"][name] for name in LOADER_KNOBS}
+        said = {"pipeline": knobs, "watched": {"loader": f"DataLoader({source.name})"}}
     try:
         with launcher.starting(kind, after) as handle:
             run = handle.folder.name
-            cache = str(folders.home())
-            order: Order = {"run": run, "cache": cache, "fault": fault, **asked}
-            if source is None:
-                handle.begin(order, spec_event(run, **asked))
-            else:
-                whole = {**order, "source": source.place(handle.folder)}
-                handle.begin(whole, spec_event(run, **source.described(spec)))
+            order: Any = {"run": run, "cache": str(folders.home()), "fault": fault, **asked}
+            if source is not None:
+                order["source"] = source.place(handle.folder)
+            handle.begin(order, spec_event(run, **said))
     except OSError as error:
         raise OSError(with_remedy(f"No run could be started: {error}.")) from error
-    return kind_of(asked)(handle.folder, process=handle)
+    return handle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +10,12 @@ import numpy as np
 
 from labkit.bench.grid import NOISY, TIMED
 from labkit.quotas import GIB
-from labkit.results.event_log import EventLogResult
-from labkit.results.log_reader import fact, live_property, of_one_moment
+from labkit.results.log_data import LogData, fact
 from labkit.stamps.record import Event
 from labkit.text import counted
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.figure import Figure
 
 UNITS = {"ms": "ms", "tflops": "TFLOP/s", "gib_s": "GiB/s"}  # of a time that was taken
 DIGITS = 3  # of a number in the table that is shown
@@ -26,32 +25,25 @@ Row = dict[str, Any]
 """One row of the table: the function's arguments, what it returned, and what was measured."""
 
 
-class Measurements(EventLogResult):
-    """The rows that `lk.measure` measured. Live or recorded, like a Run."""
+class MeasurementsData(LogData):
+    """The rows that `lk.measure` has measured at one moment."""
 
-    SERIES = {"row": list}
-
-    @live_property
-    def _own_rows(self) -> list[Row]:
-        return [row_of(event) for event in self._events("row")]
+    added: Sequence[MeasurementsData] = ()
+    """Points that were measured afterwards, in the panel; each has a log of its own."""
 
     @cached_property
-    def added(self) -> list[Measurements]:
-        """Points that were measured afterwards, in the panel; each has a log of its own."""
-        return []
-
-    def add(self, point: Measurements) -> None:
-        """Take over the rows of a point that was measured afterwards."""
-        self.added.append(point)
+    def own_rows(self) -> list[Row]:
+        """The rows of its own log."""
+        return [row_of(event) for event in self.events.all["row"]]
 
     @property
-    def _rows(self) -> list[Row]:
+    def all_rows(self) -> list[Row]:
         """Its rows; those of a point that was measured again are the last ones."""
-        rows = self._own_rows
+        rows = self.own_rows
         for each in self.added:
             again = [] if each.failures else each.points
             rows = [row for row in rows if not any(point.items() <= row.items() for point in again)]
-            rows = rows + each._own_rows
+            rows = rows + each.own_rows
         return rows
 
     # The function's name
@@ -61,7 +53,6 @@ class Measurements(EventLogResult):
     points: list[Row] = fact("spec", "points", [])
 
     @property
-    @of_one_moment
     def rows(self) -> pandas.DataFrame:
         """The rows as a pandas DataFrame, one for each time that was taken.
 
@@ -71,13 +62,10 @@ class Measurements(EventLogResult):
         """
         import pandas
 
-        rows = self._rows
-        found = dict.fromkeys(name for row in rows for name in row)
-        own = [name for name in found if name not in TIMED]
-        added = [name for name in TIMED if name in found or name in SHOWN]
-        table = pandas.DataFrame(rows, columns=own + added)
-        table["error"] = pandas.Series([row["error"] for row in rows], dtype=object)
-        return table
+        table = pandas.DataFrame(self.all_rows)
+        own = table.columns.difference(TIMED, sort=False)
+        added = [name for name in TIMED if name in table or name in SHOWN]
+        return table.reindex(columns=[*own, *added]).astype({"error": object})
 
     @property
     def mistake(self) -> str | None:
@@ -85,7 +73,7 @@ class Measurements(EventLogResult):
 
         A row that was skipped or that ran out of memory is no mistake.
         """
-        events = self._events("row")
+        events = self.events.all["row"]
         if not events or any(event.get("kind") != "mistake" for event in events):
             return None
         return events[0].get("error") or "nobody said why"
@@ -93,51 +81,40 @@ class Measurements(EventLogResult):
     @property
     def failures(self) -> list[Row]:
         """The rows without numbers; `error` of each is the reason."""
-        return [row for row in self._rows if row["error"] is not None]
-
-    def plot(self, x: str, y: str, by: str | None = None, **drawing: Any) -> Figure:
-        """Draw column `y` over column `x`, a line for each value of column `by`; see `lk.plot`."""
-        from labkit.view.rows_figure import plot
-
-        return plot(self, x, y, by, **drawing)
+        return [row for row in self.all_rows if row["error"] is not None]
 
     def to_dict(self) -> dict[str, object]:
         """Everything measured, as JSON types."""
-        return {**super().to_dict(), "measure": self.name, "rows": list(self._rows)}
+        return {**super().to_dict(), "measure": self.name, "rows": list(self.all_rows)}
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.all_rows)
 
-    def _what(self) -> str:
+    @property
+    def what(self) -> str:
+        """The function that was measured."""
         return self.name
 
     @property
-    @of_one_moment
     def numbers(self) -> str:
         """How much was measured, in a few words."""
-        noisy = sum(bool(row.get("noisy")) for row in self._rows)
-        without = len(self.failures)
-        counts = {"without numbers": without, "noisy": noisy}
+        noisy = sum(bool(row.get("noisy")) for row in self.all_rows)
+        counts = {"without numbers": len(self.failures), "noisy": noisy}
         others = [f"{count} {what}" for what, count in counts.items() if count]
         return ", ".join([counted(len(self), "row"), *others])
 
-    @property
-    @of_one_moment
-    def in_words(self) -> str:
-        """Its rows in one sentence: what was measured of each, or why nothing was."""
-        said = []
-        for row in self._rows:
-            known = [f"{short(row[name])} {UNITS[name]}" for name in UNITS if name in row]
-            part = f"{row['part']} " if "part" in row else ""
-            said.append(part + (row["error"] or ", ".join(known) or "measured"))
-        return "; ".join(said)
-
-    @property
-    def head(self) -> str:
-        """The line above the table: what was measured, and on which machine."""
+    def __repr__(self) -> str:
         mark = f"{self.mark}: " if self.recorded else ""
-        what = f"{mark}{self.name}: {self.numbers}, {self.machine.line}"
-        return what if self.outcome == "finished" else f"{what}\n{self.outcome}: {self.error or ''}"
+        text = f"{mark}{self.name}: {self.numbers}, {self.machine.line}"
+        if self.outcome != "finished":
+            text += f"\n{self.outcome}: {self.error or ''}"
+        return f"{text}\n{self.shown().to_string(index=False)}" if len(self) else text
+
+    def _repr_html_(self) -> str:
+        import html
+
+        head, _, _ = repr(self).partition("\n")
+        return f"<small>{html.escape(head)}</small>{self.shown().to_html(index=False, border=0)}"
 
     def shown(self) -> pandas.DataFrame:
         """Return the rows as they are printed: three digits, and no column without a value."""
@@ -146,17 +123,6 @@ class Measurements(EventLogResult):
             table["noisy"] = ["noisy" if each is True else None for each in table["noisy"]]
         table = table.dropna(axis="columns", how="all").map(short).astype(object)
         return table.fillna({"noisy": ""}).fillna("-")
-
-    def __repr__(self) -> str:
-        if not len(self):
-            return self.head
-        return f"{self.head}\n{self.shown().to_string(index=False)}"
-
-    def _repr_html_(self) -> str:
-        import html
-
-        head = html.escape(self.head).replace("\n", "<br>")
-        return f"<small>{head}</small>{self.shown().to_html(index=False, border=0)}"
 
 
 def row_of(event: Event) -> Row:

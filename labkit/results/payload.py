@@ -1,61 +1,58 @@
-"""Objects of the user's own on their way to a process of its own, pickled by value."""
+"""Objects of the user's own on their way to the bench, pickled by value.
+
+They travel as a file in the run's folder, written by the user's kernel, read and deleted by its own
+child; no record ever holds one.
+"""
 
 from __future__ import annotations
 
-import importlib
-import io
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 
+from labkit.bench.by_value import dumped
 from labkit.orders import UserSource
 from labkit.stamps.events import private
 
 PAYLOAD = "user.pkl"
+MAX_BYTES = 512 * 2**20
 
 
-class CannotSend(ValueError):
-    """The part `name` cannot be pickled, and `why`."""
+@dataclass(frozen=True)
+class Source:
+    """A function to measure; or a dataset, and the collate_fn and step that go with it."""
 
-    def __init__(self, name: str, why: Exception):
-        super().__init__(f"{name}: {why}")
-        self.name = name
-        self.why = why
+    name: str  # what tables and snippets call it
+    payload: bytes = field(repr=False)  # {name: part}
+    parts: tuple[str, ...]  # the names of all parts that were given
 
+    @classmethod
+    def of(cls, name: str, parts: Mapping[str, object], instead: str) -> Source:
+        """Make a Source; ValueError names what cannot be sent, and what to do `instead`."""
+        sizes = {}
+        for part_name, part in parts.items():
+            try:
+                sizes[part_name] = len(dumped(part))
+            except Exception as error:  # whatever the user's objects raise
+                raise ValueError(
+                    f"{part_name} ({type(part).__name__}) cannot be sent to a process of its own: "
+                    f"{type(error).__name__}: {error}. Open files and locks when they are first "
+                    f"used, or {instead}."
+                ) from None
+        payload = dumped(dict(parts))
+        if len(payload) > MAX_BYTES:
+            size = f"{len(payload) / 2**20:.0f} MiB (at most {MAX_BYTES // 2**20})"
+            largest = max(sizes, key=sizes.__getitem__)
+            what = f"what is sent to every run holds {size}, most of it the {largest}"
+            raise ValueError(f"{what}: {instead}.")
+        return cls(name, payload, tuple(parts))
 
-def pickled(thing: object) -> bytes:
-    """Return an object as bytes, which hold what a notebook defines."""
-    import cloudpickle  # plain pickle only names that
-
-    class Pickler(cloudpickle.Pickler):
-        def reducer_override(self, obj):
-            # a module of a class of its own, such as torch.backends.cudnn
-            if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
-                return importlib.import_module, (obj.__name__,)
-            return super().reducer_override(obj)
-
-    file = io.BytesIO()
-    Pickler(file).dump(thing)
-    return file.getvalue()
-
-
-def sizes_of(parts: Mapping[str, object]) -> dict[str, int]:
-    """Return how many bytes each part takes; CannotSend names the first that cannot be pickled."""
-    sizes = {}
-    for name, part in parts.items():
-        try:
-            sizes[name] = len(pickled(part))
-        except Exception as error:  # whatever the user's objects raise
-            raise CannotSend(name, error) from None
-    return sizes
-
-
-def place(folder: Path, data: bytes) -> UserSource:
-    """Write what was pickled into a run's folder, for its owner alone; return where it is found."""
-    with open(folder / PAYLOAD, "xb", opener=private) as file:
-        file.write(data)
-    here = os.getcwd()
-    path = [here, *(os.path.abspath(each or ".") for each in sys.path)]
-    return {"payload": PAYLOAD, "cwd": here, "path": path}
+    def place(self, folder: Path) -> UserSource:
+        """Write it into a run's folder, for its owner alone; return where it is found."""
+        with open(folder / PAYLOAD, "xb", opener=private) as file:
+            file.write(self.payload)
+        here = os.getcwd()
+        path = [here, *(os.path.abspath(each or ".") for each in sys.path)]
+        return {"payload": PAYLOAD, "cwd": here, "path": path}

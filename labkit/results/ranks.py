@@ -1,4 +1,4 @@
-"""The result of a distributed run: one Run for each rank, merged into one object.
+"""The result of a distributed run: what each rank's log says, merged into one object.
 
 Each rank has a log, `rankN/events.jsonl` in the run's folder; the run's own log says how it went.
 In a saved record, which is one file, a rank's lines carry its number.
@@ -6,109 +6,56 @@ In a saved record, which is one file, a rank's lines carry its number.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from functools import cached_property
 
 import numpy as np
 
 from labkit.bench.grid import NOISY
 from labkit.knobs import Settings, as_typed
-from labkit.results.event_log import EventLogResult
-from labkit.results.log_reader import Process, fact, live_property, of_one_moment
-from labkit.results.run import Run
-from labkit.results.run_log import ENDINGS
+from labkit.results.log_data import ENDINGS, Events, LogData, fact
+from labkit.results.rank_times import RankTimes, rank_times
+from labkit.results.run_data import RunData
 from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.spec import Pipeline
-from labkit.stamps.events import FILE_NAME
-from labkit.stamps.record import Event, Tail
 from labkit.text import noise
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from labkit.diagnosis.rank_times import RankTimes
-    from labkit.diagnosis.verdict import Diagnosis
 
 FREE = ("steps", "seconds", "xray", "device")  # knobs in which a run and its ranks may differ
 
 
-class RankRun(Run):
-    """One rank of a distributed run, read as part of the whole.
-
-    Its device counts as busy while it waits for others, as in nvidia-smi: see `Ranks.times`.
-    """
-
-    def __init__(self, whole: Ranks, rank: int):
-        self.rank = rank
-        super().__init__(whole.log_of(rank).parent, recorded=whole.recorded, whole=whole)
-
-
-class Ranks(EventLogResult):
-    """A distributed run: `ranks[1]` is a Run, `len(ranks)` how many have begun."""
+class RanksData(LogData):
+    """A distributed run at one moment: `ranks[1]` is a rank's own, `len(ranks)` how many began."""
 
     NUMBERS = (
-        *EventLogResult.NUMBERS, "failed_rank", "world_size", "no_sync", "steps", "throughput",
+        *LogData.NUMBERS, "failed_rank", "world_size", "no_sync", "steps", "throughput",
         "spread", "noisy",
     )  # fmt: skip
 
-    def __init__(self, path: Path, process: Process | None = None, recorded: bool = False):
-        """Read the run at `path`; the arguments are those of an `EventLogResult`."""
-        self._ranks: dict[int, RankRun] = {}
-        self._tails: dict[int, Tail] = {}
-        super().__init__(path, process, recorded)
+    @cached_property
+    def runs(self) -> dict[int, RunData]:
+        """What every rank's own log says, by its number."""
+        return {number: self._rank(number, events) for number, events in self.of_ranks.items()}
 
-    # Reading the logs
-
-    def take_in(self, event: Event) -> None:
-        """Keep what matters of one event; a rank keeps its own."""
-        number = event.get("of_rank")
-        if number is None:
-            super().take_in(event)
-            return
-        if number not in self._ranks:
-            self._ranks[number] = RankRun(self, number)
-        self._ranks[number].take_in(event)
-
-    def _absorb(self, events: Iterable[Event]) -> None:
-        super()._absorb(events)
-        if self.path.is_dir():
-            for number in range(self.world_size):
-                tail = self._tails.setdefault(number, Tail(self.log_of(number)))
-                for event in tail.read():
-                    self.take_in({**event, "of_rank": number})
-        if "end" in self._kept:
-            for rank in self._ranks.values():
-                if not any(map(rank.event, ENDINGS)):
-                    rank.take_in(self._end_of(rank))
-
-    def begin_moment(self, alive: bool) -> None:
-        """Let readers see what was taken in, of every rank."""
-        super().begin_moment(alive)
-        for rank in self._ranks.values():
-            rank.begin_moment(alive)
-
-    def log_of(self, number: int) -> Path:
-        """Return the file of a rank's own log."""
-        return self.path / f"rank{number}" / FILE_NAME
-
-    def _end_of(self, rank: RankRun) -> Event:
-        """Return how a rank ended that could not say it itself, as its `end` event."""
-        end = self._kept["end"]
-        if self.failed_rank in (None, rank.rank):
-            return end
-        return {**end, "why": f"ended because rank {self.failed_rank} failed"}
+    def _rank(self, number: int, events: Events) -> RunData:
+        """Return what a rank's own log says; of one that could not say it, how it ended."""
+        end = self.event("end")
+        if end is not None and not any(map(events.last.get, ENDINGS)):
+            events = events.as_of_now()
+            by_other = f"ended because rank {self.failed_rank} failed"
+            is_own = self.failed_rank in (None, number)
+            events.take_in(end if is_own else {**end, "why": by_other})
+        return RunData(
+            self.path / f"rank{number}", events, recorded=self.recorded, alive=self.alive
+        )
 
     def __len__(self) -> int:
-        return len(self._now()._ranks)
+        return len(self.runs)
 
-    def __iter__(self) -> Iterator[RankRun]:
-        ranks = self._now()._ranks
-        return iter([ranks[number] for number in sorted(ranks)])
+    def __iter__(self) -> Iterator[RunData]:
+        return iter(self.runs.values())
 
-    def __getitem__(self, index: int) -> RankRun:
+    def __getitem__(self, index: int) -> RunData:
         return list(self)[index]
 
     # What ran
@@ -116,7 +63,7 @@ class Ranks(EventLogResult):
     @property
     def asked(self) -> Pipeline:
         """The pipeline that was asked for; of a starved rank see its own Run."""
-        return pipeline_of(self._fact("spec", "pipeline", {}))
+        return pipeline_of(self.fact_of("spec", "pipeline", {}))
 
     @property
     def pipeline(self) -> Pipeline | Watched:
@@ -142,7 +89,7 @@ class Ranks(EventLogResult):
     @property
     def starve(self) -> dict[int, Settings]:
         """{rank: {knob: value}} of the ranks whose loader was set otherwise."""
-        starved = self._fact("spec", "starve", {})
+        starved = self.fact_of("spec", "starve", {})
         return {int(number): knobs for number, knobs in starved.items() if number.isdecimal()}
 
     # The rank whose failure ended the run
@@ -155,13 +102,13 @@ class Ranks(EventLogResult):
         """Steps that every rank has done, warm-up included."""
         return min((rank.steps for rank in self), default=0)
 
-    @live_property
+    @cached_property
     def loss(self) -> list[float]:
         """The mean loss over the ranks, per step: that of the joined batch."""
         losses = zip(*(rank.loss for rank in self), strict=False)
         return [float(np.mean(of_step)) for of_step in losses]
 
-    @live_property
+    @cached_property
     def throughput(self) -> float | None:
         """Samples per second of all ranks together, warm-up excluded."""
         rates = [rank.throughput for rank in self]
@@ -177,15 +124,12 @@ class Ranks(EventLogResult):
         """True where `spread` is so large that small differences mean nothing."""
         return (self.spread or 0.0) > NOISY
 
-    @live_property
+    @cached_property
     def times(self) -> RankTimes | None:
         """Where every rank's time went; None if too short."""
-        from labkit.diagnosis.rank_times import rank_times
+        return rank_times({number: run for number, run in self.runs.items() if run.steps})
 
-        return rank_times({run.rank: run for run in self if run.steps})
-
-    @of_one_moment
-    def speedup(self, one: Run) -> float | None:
+    def speedup(self, one: RunData) -> float | None:
         """Return samples/s over those of `one`, the same pipeline in one process.
 
         ValueError where it was another pipeline, or ran on other hardware.
@@ -203,56 +147,25 @@ class Ranks(EventLogResult):
             )
         return self.throughput / one.throughput if self.throughput and one.throughput else None
 
-    @of_one_moment
-    def efficiency(self, one: Run) -> float | None:
+    def efficiency(self, one: RunData) -> float | None:
         """Return the (weak) scaling efficiency, 0 to 1: the speed-up over `one` per rank."""
         speedup = self.speedup(one)
         return speedup and speedup / len(self)
 
-    @of_one_moment
-    def diagnose(self) -> Diagnosis:
-        """Name what holds the ranks back, and which of them does."""
-        from labkit.diagnosis.rank_verdict import of_ranks
+    # As text and as JSON
 
-        runs = {run.rank: run for run in self} or {0: RankRun(self, 0)}
-        return of_ranks(runs, self.times).verdict
-
-    # As figure, text and JSON
-
-    @of_one_moment
-    def plot(self) -> Figure:
-        """Draw where each rank's time went."""
-        from labkit.view.several_figures import draw_ranks
-
-        return draw_ranks(self)
-
-    @of_one_moment
     def to_dict(self) -> dict[str, object]:
         """Return the run's statistics, and each rank's, as JSON types."""
-        times = self.times
-        diagnosis = self.diagnose() if self.steps else None
         return {
             **super().to_dict(),
-            "starve": self._fact("spec", "starve", {}),
+            "starve": self.fact_of("spec", "starve", {}),
             "loss": [None if math.isnan(loss) else loss for loss in self.loss],
-            "times": times and times.to_dict(),
-            "diagnosis": diagnosis and diagnosis.to_dict(),
+            "times": self.times and self.times.to_dict(),
             "pipeline": self.pipeline.to_dict(),
-            "ranks": [{"rank": rank.rank, **rank.to_dict()} for rank in self],
+            "ranks": [{"rank": number, **run.to_dict()} for number, run in self.runs.items()],
         }
 
-    def extra_lines(self) -> list[str]:
-        """Return the events of every rank's own log, each with the rank it is of."""
-        if not self.path.is_dir():
-            return []
-        return [
-            json.dumps({**event, "of_rank": number}, separators=(",", ":"))
-            for number in sorted(self._ranks)
-            for event in Tail(self.log_of(number)).read()
-        ]
-
     @property
-    @of_one_moment
     def numbers(self) -> str:
         """The measured numbers in one line."""
         times = self.times
@@ -266,7 +179,9 @@ class Ranks(EventLogResult):
         )
         return f"{text}; {noise(self.spread)}" if self.spread and self.noisy else text
 
-    def _what(self) -> str:
+    @property
+    def what(self) -> str:
+        """The number of ranks, and what was set."""
         starve = f"starve={self.starve!r}" if self.starve else ""
         no_sync = "no_sync" if self.no_sync else ""
         knobs = as_typed(self.asked.changed())

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from labkit.results.run_log import RunLog
 from labkit.stamps.record import Event
-
-if TYPE_CHECKING:
-    from labkit.results.run_log import RunLog
 
 Readings = tuple[np.ndarray, np.ndarray]
 """Of one metric: moments (n,), s, and values (n,), NaN where there is a gap."""

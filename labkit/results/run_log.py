@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from labkit.instruments.growth import Grown
 from labkit.quotas import GIB
-from labkit.results.event_log import EventLogResult
-from labkit.results.log_reader import fact, live_property, series
-from labkit.results.readings import readings
+from labkit.results.log_data import LogData, fact, series
 from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.spec import Pipeline
-from labkit.stamps.event_shapes import PLAIN
 from labkit.stamps.old_records import asked_on_a_cpu
 from labkit.stamps.record import Event
 from labkit.stamps.step_classes import StepClock
@@ -25,37 +23,25 @@ MOST_NAMED = 3  # of the programs that ran beside it
 # Updates that tell how many batches each has, and the share of them that has to have as many: an
 # FP16 scaler skips some, and a pass may end in between
 FEWEST_UPDATES, MOST_UPDATES = 10, 0.9
-ENDINGS = ("done", "error", "end")  # events after which nothing follows
 
 
-class RunLog(EventLogResult):
-    """The log of one run, live or recorded. Its statistics are those of `Run`."""
-
-    SERIES = {**dict.fromkeys(PLAIN, list), "items": Texts, "lines": Texts, "step": Steps}
-
-    def take_in(self, event: Event) -> None:
-        """Keep what matters of one event."""
-        super().take_in(event)
-        if event["event"] == "epoch":  # a watched loop that seemed to have ended goes on
-            for name in ENDINGS:
-                self._kept.pop(name, None)
-        if event["event"] == "paused":
-            self._steps.leave_out(event["began"], event["ended"])
+class RunLog(LogData):
+    """The log of one run at a moment. Its statistics are those of `RunData`."""
 
     # What ran
 
-    @live_property
+    @cached_property
     def asked(self) -> Pipeline | Watched:
         """The pipeline that was asked for; of a watched loop, what is known of it."""
         return self._pipeline("spec")
 
-    @live_property
+    @cached_property
     def pipeline(self) -> Pipeline | Watched:
         """The pipeline that ran, with every automatic value filled in."""
         return self._pipeline("job" if self.event("job") else "spec")
 
     def _pipeline(self, event: str) -> Pipeline | Watched:
-        knobs = self._fact(event, "pipeline", {})
+        knobs = self.fact_of(event, "pipeline", {})
         if event == "spec" and self.machine.kind == "cpu":
             knobs = asked_on_a_cpu(knobs)
         return Watched.of(self.watched, knobs) if self.watched else pipeline_of(knobs)
@@ -88,7 +74,9 @@ class RunLog(EventLogResult):
 
     # Its steps
 
-    _steps: Steps = series("step")
+    @property
+    def _steps(self) -> Steps:
+        return self.events.steps
 
     @property
     def steps(self) -> int:
@@ -135,10 +123,10 @@ class RunLog(EventLogResult):
     @property
     def batch_shape(self) -> tuple[int, ...] | None:
         """The shape of that array; None if unknown."""
-        shape = self._fact("job", "batch_shape")
+        shape = self.fact_of("job", "batch_shape")
         return shape and tuple(shape)
 
-    @live_property
+    @cached_property
     def exchange_ns(self) -> np.ndarray:
         """When a rank had its last gradient, and when all were averaged: (steps, 2), ns.
 
@@ -154,7 +142,7 @@ class RunLog(EventLogResult):
 
         On Apple's GPU, which reports no peak, what its driver held in the end.
         """
-        peak_bytes = self._fact("memory", "peak_bytes", 0)
+        peak_bytes = self.fact_of("memory", "peak_bytes", 0)
         return peak_bytes / GIB or None
 
     # Why a device was timed on the host's clock, and the loop waited for each step. None where the
@@ -167,11 +155,15 @@ class RunLog(EventLogResult):
     # The instruments' samples, each with `t_ns`; gaps are None
     telemetry: list[Event] = series("telemetry")
 
-    # What the items cost to prepare, as the loader's processes wrote
-    item_events: Texts = series("items")
+    @property
+    def item_events(self) -> Texts:
+        """What the items cost to prepare, as the loader's processes wrote."""
+        return self.events.texts["items"]
 
-    # The sampled stacks, as the loop's and the workers' samplers wrote
-    samples_of_lines: Texts = series("lines")
+    @property
+    def samples_of_lines(self) -> Texts:
+        """The sampled stacks, as the loop's and the workers' samplers wrote."""
+        return self.events.texts["lines"]
 
     # The passes over a watched loader as they began: `n`, `step` and `began` (ns)
     passes_begun: list[Event] = series("epoch")
@@ -226,27 +218,20 @@ class RunLog(EventLogResult):
     @property
     def beside(self) -> list[str]:
         """The other programs that used most of the cores meanwhile, as "python (pid 123)"."""
-        return [name for name, _ in _cores_used(self._events("beside")).most_common(MOST_NAMED)]
+        return [name for name, _ in _cores_used(self.events.all["beside"]).most_common(MOST_NAMED)]
 
     @property
     def on_the_card(self) -> list[str]:
         """The other processes that were on the same GPU meanwhile, as "python (pid 123)"."""
-        return list(_cores_used(self._events("on_the_card")))
-
-    @live_property
-    def energy_j(self) -> float | None:
-        """Energy the card used while training, from its own counter; None where it has none."""
-        read = [event.get("energy_j") for _, event in readings(self)]
-        counts = [count for count in read if count is not None]
-        return counts[-1] - counts[0] if len(counts) > 1 else None
+        return list(_cores_used(self.events.all["on_the_card"]))
 
     # One clock: seconds since the first batch was asked for
 
-    @live_property
+    @cached_property
     def _step_clock(self) -> StepClock:
         return StepClock(self._steps, [*self.first_steps, *self._steps.after_pauses])
 
-    @live_property
+    @cached_property
     def stamps(self) -> np.ndarray:
         """Times (steps, 6), s: asked, ready, copy start and end, busy start and end.
 
@@ -263,7 +248,7 @@ class RunLog(EventLogResult):
         """The device's busy intervals (steps, 2): start and end, s."""
         return self.stamps[:, 4:6]
 
-    @live_property
+    @cached_property
     def issued(self) -> np.ndarray:
         """Time at which the host had issued each step (steps,), s; early on a fed GPU."""
         return self._step_clock.moments("done")

@@ -93,11 +93,7 @@ def save_text(path: str | os.PathLike[str], text: str, overwrite: bool = False) 
 
 
 def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(2**20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _written() -> set[str]:

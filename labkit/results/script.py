@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import ast
 import difflib
-import functools
-import json
 import os
 import textwrap
 from pathlib import Path
 
+from labkit.bench.resolve_config import resolve_config
 from labkit.knobs import Settings
 from labkit.results import saving
-from labkit.results.hardware import asked_of
-from labkit.results.run import Run
+from labkit.results.hardware import machine
+from labkit.results.run_data import RunData
 from labkit.results.templates import template
 from labkit.spec import GRAPH_MODES, KNOBS, LOADER_KNOBS, PYTORCH_PREFETCH, Pipeline, automatic
-from labkit.stamps.record import Event
 
 CARD = "background:#f8f8f8; color:#222; padding:0.6em; overflow-x:auto; line-height:1.35"
 WIDTH = 100  # columns of a line at most
@@ -54,7 +52,7 @@ class Script(str):
         return highlight(self, lexer, HtmlFormatter(noclasses=True, cssstyles=CARD))
 
 
-def script(what: Pipeline | Run, *, before: Pipeline | Run | None = None) -> Script:
+def script(what: Pipeline | RunData, *, before: Pipeline | RunData | None = None) -> Script:
     """Return a pipeline as a training script in plain PyTorch, without labkit.
 
     It trains the same model with the same optimizer on the same data. What cannot act on the device
@@ -72,22 +70,24 @@ def script(what: Pipeline | Run, *, before: Pipeline | Run | None = None) -> Scr
     asked = _asked(what)
     if before is not None:
         return _difference(_as_asked(before), _as_asked(what))
-    if isinstance(what, Run):
+    if isinstance(what, RunData):
+        here = what.machine
         job = what.pipeline.to_dict()
         left_out = what.not_applied
-        threads = what.machine.threads if what.machine.kind == "cpu" else None
     else:
-        found = _on_this_machine(asked)
-        job = found["job"]
-        left_out = found["not_applied"]
-        threads = found["threads"]
+        here = machine()
+        is_here = asked.device == "auto" or here.device.startswith(asked.device)
+        facts = vars(here) if is_here else {"device": asked.device}
+        found, left_out = resolve_config(asked.to_dict(), facts)
+        job = vars(found)
     about = f"What {asked!r} does on {job['device']}."
     for name, why in left_out.items():
         about += f" Left out: {name} ({why})."
+    threads = here.threads if job["device"] == "cpu" else None
     return Script(whole_script(job, threads, about))
 
 
-def _asked(what: Pipeline | Run) -> Pipeline:
+def _asked(what: Pipeline | RunData) -> Pipeline:
     """Return the Pipeline that was asked for; raise ValueError where there is none."""
     asked = getattr(what, "asked", what)
     if isinstance(asked, Pipeline):
@@ -98,18 +98,11 @@ def _asked(what: Pipeline | Run) -> Pipeline:
     )
 
 
-def _as_asked(what: Pipeline | Run) -> Settings:
+def _as_asked(what: Pipeline | RunData) -> Settings:
     """Return the knobs that were asked for; of a Run, those left open as they then were."""
     asked = _asked(what).to_dict()
-    found = what.pipeline.to_dict() if isinstance(what, Run) else asked
+    found = what.pipeline.to_dict() if isinstance(what, RunData) else asked
     return {name: found[name] if value is None else value for name, value in asked.items()}
-
-
-@functools.lru_cache(64)
-def _on_this_machine(pipeline: Pipeline) -> Event:
-    """Return the `job` that a pipeline is here, what is `not_applied`, and a CPU's `threads`."""
-    asked = json.dumps(pipeline.to_dict())
-    return asked_of("labkit.bench.resolve_config", asked)
 
 
 def whole_script(job: Settings, threads: int | None, about: str) -> str:
@@ -123,26 +116,17 @@ def whole_script(job: Settings, threads: int | None, about: str) -> str:
                 f"{name}=None is chosen for the device that the script is for, which is not here: "
                 "state width and depth, or give lk.script a Run that was measured on it."
             )
-    return _filled(job, threads, _warmup(job), textwrap.fill(about, WIDTH - 1))
-
-
-def _warmup(job: Settings) -> int:
-    """Return the steps to leave out of the throughput: those of prefetched batches, or a third."""
+    # the steps of prefetched batches are left out of the throughput, or a third
     prefetched = job["num_workers"] * (job["prefetch_factor"] or PYTORCH_PREFETCH)
-    return max(1, min(max(3, prefetched), job["steps"] // 3))
+    warmup = max(1, min(max(3, prefetched), job["steps"] // 3))
+    return _filled(job, threads, warmup, textwrap.fill(about, WIDTH - 1))
 
 
 def _difference(before: Settings, after: Settings) -> Script:
     """Return the lines that change, as a unified diff."""
-    lines = difflib.unified_diff(
-        script_for_any_device(before).splitlines(),
-        script_for_any_device(after).splitlines(),
-        "before/train.py",
-        "after/train.py",
-        lineterm="",
-        n=1,
-    )
-    text = "\n".join(lines)
+    old, new = (script_for_any_device(each).splitlines() for each in (before, after))
+    names = ("before/train.py", "after/train.py")
+    text = "\n".join(difflib.unified_diff(old, new, *names, lineterm="", n=1))
     none = "nothing changed" if before == after else "these knobs are not in the script"
     return Script(f"{text}\n" if text else f"# {none}\n")
 
@@ -158,27 +142,31 @@ def changed_lines(before: Settings, after: Settings) -> str:
 
 def loader_line(knobs: Settings) -> str:
     """Return the statement that makes a pipeline's loader; `knobs` as in `changed_lines`."""
-    return next(text for text in _statements(knobs) if text.startswith("loader = "))
+    return f"loader = {_loader_call(_filled_in(knobs))}"
 
 
 def script_for_any_device(knobs: Settings) -> str:
     """Return a script in which only the knobs are stated, for a GPU or a CPU alike."""
+    return _filled(_filled_in(knobs), None, warmup=3, about="")
+
+
+def _filled_in(knobs: Settings) -> Settings:
+    """Return every knob, those that are missing or None with their defaults."""
     job = {name: knob.default for name, knob in KNOBS.items()}
     job |= {name: value for name, value in knobs.items() if value is not None}
-    job |= {name: value for name, value in automatic(job).items() if job[name] is None}
-    return _filled(job, None, warmup=3, about="")
+    return job | {name: value for name, value in automatic(job).items() if job[name] is None}
 
 
 def _statements(knobs: Settings) -> list[str]:
     """Return what a pipeline's script sets up, and what its loop does, statement by statement."""
     code = script_for_any_device(knobs)
-    lines = code.split("\n")
     body = ast.parse(code).body
     functions = [node for node in body if isinstance(node, ast.FunctionDef)]
     (main,) = (node.body for node in functions if node.name == "main")
     (loop,) = (node for node in main if isinstance(node, ast.For))
     found = [node for node in body if isinstance(node, ast.Assign)]
     found += main[: main.index(loop)] + loop.body
+    lines = code.split("\n")
     texts = ["\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in found]
     return [textwrap.dedent(text) for text in texts]
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
 
 from labkit.knobs import Settings, check_names
 from labkit.results.comparison import printed
 from labkit.results.result import Result, Table
+from labkit.results.run_data import RunData
 from labkit.spec import KNOBS, Pipeline
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from labkit.results.run import Run
-
+OneRun = TypeVar("OneRun", bound=RunData)
 COLUMNS = {  # {statistic: its head}
     "throughput": "samples/s",
     "utilization": "busy",
@@ -24,7 +21,7 @@ COLUMNS = {  # {statistic: its head}
 }
 
 
-class Sweep(Result):
+class SweptRuns(Result, Generic[OneRun]):
     """The runs of a sweep: one for each of `settings`, or for the first of them where it ended."""
 
     def __init__(self, pipeline: Pipeline, knobs: Settings):
@@ -40,50 +37,22 @@ class Sweep(Result):
         ]
         for setting in self.settings:
             pipeline.but(**setting)
-        self.runs: list[Run] = []
+        self.runs: list[OneRun] = []
 
     def __len__(self) -> int:
         return len(self.runs)
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[OneRun]:
         return iter(self.runs)
 
-    def __getitem__(self, index: int) -> Run:
+    def __getitem__(self, index: int) -> OneRun:
         return self.runs[index]
 
-    def measure(
-        self,
-        start: Callable[[Pipeline], Run],
-        each: Callable[[Run], object],
-        begun: Callable[[Settings], object],
-    ) -> None:
-        """Run every setting, one after the other.
-
-        `begun` is called with a setting before `start` launches its pipeline, `each` with its run
-        while that goes on. An interrupt stops the run and keeps those before it.
-        """
-        for setting in self.settings:
-            begun(setting)
-            run = start(self.pipeline.but(**setting))
-            self.runs.append(run)
-            try:
-                run.wait_or_raise(each)
-            except BaseException:
-                run.stop()
-                self.runs = [each for each in self.runs if each.outcome != "stopped"]
-                raise
-
     @property
-    def best(self) -> Run | None:
+    def best(self) -> OneRun | None:
         """The Run with the highest throughput; None where none has numbers."""
         measured = [run for run in self.runs if run.throughput]
         return max(measured, key=lambda run: run.throughput or 0.0, default=None)
-
-    def plot(self) -> Figure:
-        """Draw throughput and utilization over the first knob, a line for each other setting."""
-        from labkit.view.several_figures import draw_sweep
-
-        return draw_sweep(self)
 
     def table(self) -> Table:
         """Return the knobs, samples/s, busy share, wait and compute of each run."""
@@ -95,7 +64,7 @@ class Sweep(Result):
         left = len(self.settings) - len(self.runs)
         return Table(rows, head, foot=(f"({left} not run)",) if left else (), left=())
 
-    def _note(self, run: Run) -> str:
+    def _note(self, run: RunData) -> str:
         """Return what stands behind a run's numbers, or why it has none."""
         if run.throughput is None:
             return run.error or run.outcome

@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.instruments.loader_work import BatchRow
+from labkit.results.run_log import RunLog
 from labkit.stamps.event_shapes import fits
 from labkit.stamps.record import Event
 from labkit.stamps.steps import HOST
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.figure import Figure
 
-    from labkit.results.run import Run
-
-MOMENTS = ["start", "fetched", "ready", "asked", "taken"]  # of a batch
+MOMENTS = ["start", "fetched", "ready"]  # of a batch
 NAMED = 5  # of the slowest items
 SHOWN = ["batches", "p50_ms", "p99_ms", "cpu_share", "idle_share", "slowest"]
 MAIN = -1  # in place of a worker's number: the main process, of a loader without workers
@@ -52,7 +50,7 @@ class Hang:
 class LoaderWorkers:
     """What a run's loader did, worker by worker; falsy where nothing was recorded of it."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: RunLog):
         self.run = run
         self.events = [
             event
@@ -64,7 +62,7 @@ class LoaderWorkers:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[Any]:
-        yield from self.rows.reset_index().itertuples(index=False)
+        return iter(self.rows.reset_index().itertuples(index=False))
 
     def __getitem__(self, place: int) -> Any:
         return list(self)[place]
@@ -116,9 +114,8 @@ class LoaderWorkers:
         """The batches whose rows were kept, a row each in the order of their start.
 
         That are all of the first 2,000, then fewer and fewer. Beside the fields of `BatchRow` it
-        has the `worker` and its `process`, the `epoch`, and when the loop `asked` for the batch and
-        had `taken` it, NaN where unknown. Moments are s on the run's clock; `made_ms` is the time
-        that it took, `fetched_s` and `slow_s` parts of that without the time in line for a core.
+        has the `worker` and its `process`. Moments are s on the run's clock; `made_ms` is the time
+        that it took, `fetched_s` a part of that without the time in line for a core.
         """
         import pandas
 
@@ -129,32 +126,11 @@ class LoaderWorkers:
         ]
         table = pandas.DataFrame(rows, columns=["worker", "process", *BatchRow._fields])
         table = table.sort_values("start", kind="stable", ignore_index=True)
-        began = [event.get("began") or 0 for event in self.run.passes_begun] or [0]
-        table["epoch"] = np.searchsorted(began, table.start, side="right").clip(1) - 1
-        table["asked"], table["taken"] = self._taken(table.epoch, table.batch)
         zero_ns = self.run.host_ns[0, 0] if self.run.steps else 0
         table[MOMENTS] = (table[MOMENTS] - zero_ns) / 1e9  # between two passes as well
-        table["in_line_s"] = table.line_ns / 1e9
         table["made_ms"] = (table.ready - table.start) * 1e3
-        table["fetched_s"] = (table.fetched - table.start - table.in_line_s).clip(lower=0)
-        table["slow_s"] = (table.slow_ns / 1e9 - table.in_line_s).clip(lower=0)
+        table["fetched_s"] = (table.fetched - table.start - table.line_ns / 1e9).clip(lower=0)
         return table
-
-    def _taken(self, epoch: pandas.Series, number: pandas.Series) -> np.ndarray:
-        """Return when the loop asked for each batch and when it had it (2, batches), ns."""
-        host_ns = self.run.host_ns
-        times_ns = np.full((2, len(epoch)), np.nan)
-        passes = [event.get("n") for event in self.run.passes_begun]
-        arguments = (self.run.loop_code or {}).get("arguments") or {}
-        unordered = arguments.get("in_order") == "False"
-        if unordered or len(set(passes)) < len(passes):  # replayed steps lie between
-            return times_ns
-        firsts = np.array(self.run.first_steps or [0])
-        step = firsts[epoch] + number
-        behind = np.append(firsts[1:], len(host_ns))[epoch]
-        known = step < np.minimum(behind, len(host_ns))
-        times_ns[:, known] = host_ns[step[known], :2].T
-        return times_ns
 
     @cached_property
     def cpu_share(self) -> float | None:
@@ -207,12 +183,6 @@ class LoaderWorkers:
         """Return the workers as JSON types."""
         workers: Any = self.rows.reset_index().to_dict("records") if self else []
         return [each | {"slowest": [*map(asdict, each["slowest"])]} for each in workers]
-
-    def plot(self) -> Figure:
-        """Draw what each worker did, under the loop, for a few seconds."""
-        from labkit.view.workers_figure import draw_workers
-
-        return draw_workers(self)
 
     def __repr__(self) -> str:
         if not self:

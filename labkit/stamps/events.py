@@ -29,7 +29,6 @@ RowFailure = Literal["skipped", "out of memory", "mistake"]  # why a row has no 
 RESERVE_NAME = "reserve"  # a file that is given up when the disk is full
 RESERVE_BYTES = 256 * 1024  # its size
 MOST_KEPT = 4 * 2**20  # bytes that wait for room on a full disk
-MANY = 1_000  # like events, after which some are left out
 # What an event may hold of somebody else's: errors, why something is missing, measured values
 FREE_TEXTS = {"message", "traceback", "why", "error", "text", "line", "values", "points"}
 

@@ -40,8 +40,12 @@ MISSING = -(2**63)  # less than any number in an event
 class Texts:
     """Events that are seldom read, kept as JSON: a tenth of what they take as objects."""
 
-    def __init__(self) -> None:
-        self._texts: list[bytes] = []
+    def __init__(self, texts: Iterable[bytes] = ()) -> None:
+        self._texts = list(texts)
+
+    def copy(self) -> Texts:
+        """Return the events so far."""
+        return Texts(self._texts)
 
     def append(self, event: Event) -> None:
         """Take in an event."""
@@ -61,9 +65,19 @@ class Steps:
         self._columns = {name: array("q") for name in ("i", "n", *HOST)}
         self._losses = array("d")
         self.after_pauses: list[int] = []  # steps before which time was left out
+        self._length: int | None = None  # of a moment that is past
 
     def __len__(self) -> int:
-        return len(self._losses)  # the last to grow
+        return len(self._losses) if self._length is None else self._length  # the last to grow
+
+    def as_of_now(self) -> Steps:
+        """Return the steps so far, in the same memory: those that follow do not show in them."""
+        now = Steps()
+        now._length = len(self)
+        now._columns = dict(self._columns)
+        now._losses = self._losses
+        now.after_pauses = list(self.after_pauses)
+        return now
 
     def append(self, event: Event) -> None:
         """Take in a `step` event that has been checked."""
@@ -83,6 +97,7 @@ class Steps:
         number = int(np.searchsorted(done, began_ns))
         if number == len(done) or self._columns["asked"][number] > began_ns:
             return
+        self._columns = {name: column[:] for name, column in self._columns.items()}  # see as_of_now
         for name in set(self._columns) & MOMENT_NAMES:
             at_ns = self._columns[name][number]
             if MISSING < at_ns <= began_ns:
@@ -93,11 +108,12 @@ class Steps:
 
     def moments(self, name: str, rows: slice = ALL) -> np.ndarray:
         """Return a column (rows,) int64; of a device's moment that is missing, the host's."""
+        known = range(len(self))[rows]
         if name in self._columns:
-            column = self._columns[name][rows]
+            column = self._columns[name][known.start : known.stop]
             values = np.array(column)  # a copy: what lends its memory cannot grow
         else:
-            values = np.full(len(range(len(self))[rows]), MISSING)
+            values = np.full(len(known), MISSING)
         if name in SAME_MOMENT:
             values = np.where(values == MISSING, self.moments(SAME_MOMENT[name], rows), values)
         return values
@@ -109,7 +125,7 @@ class Steps:
 
     def losses(self) -> list[float]:
         """Return the loss of every step: NaN where it was not finite."""
-        return self._losses.tolist()
+        return self._losses[: len(self)].tolist()
 
     def table(self, names: Iterable[str], rows: slice) -> np.ndarray:
         """Return several columns of `moments` (rows, names) int64, ns on the log's clock."""

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from labkit.results.result import Result, Table
 from labkit.text import counted
-from labkit.traces.classes import TRACE_CLASSES
-from labkit.traces.compare import TraceComparison
+from labkit.traces.file import TraceError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from labkit.traces.ranks import RankTraces
+CLASSES = (  # of the time of a step, in the order of priority
+    "kernel",
+    "memcpy",
+    "memset",
+    "communication",
+    "runtime",
+    "dataloader",
+    "cpu_exec",
+    "other",
+)
+IDLE_CAUSES = ("host_wait", "host", "kernel_wait", "other")  # of a device's gaps
 
 GRAPHS = "CUDA graphs were launched: some profilers miss the kernels inside them."  # a note
-UNRECORDED = ("detail", "lanes", "began_ns")  # fields that a saved record leaves out
+LISTED = 6  # kernels that changed most
+UNRECORDED = ("kernels_us", "lanes", "began_ns")  # fields that a saved record leaves out
 
 
 def share_cells(shares: Mapping[str, float | None], names: Iterable[str]) -> list[str | None]:
@@ -80,24 +90,17 @@ class Breakdown(Result):
     compute_capability: str | None = None  # of the devices, "7.0"; None where it does not tell
     loader_workers: bool | None = None  # whether the DataLoader has workers; None without one
     cuda_graphs: bool = False  # whether any were launched, whose kernels may be missing
-    # µs of a step of all kernels, and of all operators without those inside them
-    detail: dict[str, dict[str, float]] = field(default_factory=dict, compare=False)
+    trains: bool | None = None  # whether there is a backward pass or an optimizer, where it tells
+    # µs of a step of every kernel, by name
+    kernels_us: dict[str, float] = field(default_factory=dict, compare=False)
     # When each row of a picture was active, as `TracePieces.lanes`
     lanes: dict[str, np.ndarray] = field(default_factory=dict, compare=False)
     began_ns: int = field(default=0, compare=False)  # what the lanes count from
 
     @property
-    def trains(self) -> bool | None:
-        """Whether there is a backward pass or an optimizer; None where no operator is known."""
-        operators = self.detail.get("operators")
-        if not operators:
-            return None
-        return any("ackward" in name or name.startswith("Optimizer.") for name in operators)
-
-    @property
     def class_us(self) -> dict[str, float]:
         """µs of the step in each class, in the order of priority."""
-        return {name: getattr(self, f"{name}_us") for name in (*TRACE_CLASSES, "other")}
+        return {name: getattr(self, f"{name}_us") for name in CLASSES}
 
     @property
     def shares(self) -> dict[str, float]:
@@ -117,9 +120,11 @@ class Breakdown(Result):
         """Return everything as JSON-ready values, under the attributes' names."""
         return self.recorded() | {"shares": self.shares, "utilization": self.utilization}
 
-    def compare(self, after: Breakdown | RankTraces) -> TraceComparison:
+    def compare(self, after: Result) -> TraceComparison:
         """Return what changed from this trace to `after`, another of one rank."""
-        return TraceComparison(self, after) if isinstance(after, Breakdown) else after.compare(self)
+        if not isinstance(after, Breakdown):
+            raise TraceError("What holds several ranks is not compared: compare one of its .ranks.")
+        return TraceComparison(self, after)
 
     def timeline(self, start_ms: float | None = None, end_ms: float | None = None) -> Figure:
         """Draw when operators, loader, CUDA calls and kernels were active: its first two steps.
@@ -147,7 +152,7 @@ class Breakdown(Result):
         if "any_gpu_busy" in self.busy:
             title += f" (kernels; {self.busy['any_gpu_busy']:.1%} with copies and memsets)"
         rows = [
-            (_words(name), f"{us / 1000:,.2f} ms", f"{us / self.step_us:.1%}")
+            (words_of(name), f"{us / 1000:,.2f} ms", f"{us / self.step_us:.1%}")
             for name, us in self.class_us.items()
         ]
         return Table(rows, title=title, foot=self._foot())
@@ -157,7 +162,7 @@ class Breakdown(Result):
         if self.busy.get("comm_busy"):
             exposed = f"{self.busy['exposed_comm']:.1%} exposed, with nothing else running"
             foot.append(f"collectives: {self.busy['comm_busy']:.1%} of the time, {exposed}")
-        idle = {_words(cause): us for cause, us in self.idle.items() if us is not None}
+        idle = {words_of(cause): us for cause, us in self.idle.items() if us is not None}
         if idle:
             parts = [f"{cause} {us / 1000:,.1f} ms" for cause, us in idle.items()]
             foot.append(f"device idle: {', '.join(parts)}")
@@ -169,5 +174,76 @@ class Breakdown(Result):
         return foot + [f"note: {note}" for note in self.notes]
 
 
-def _words(name: str) -> str:
+def words_of(name: str) -> str:
+    """Return the name of a time as words: "host_wait_us" is "host wait"."""
     return name.removesuffix("_us").replace("_", " ")
+
+
+class Change(NamedTuple):
+    """What a class or a kernel takes of an average step, µs."""
+
+    name: str
+    before_us: float
+    after_us: float
+    change_us: float
+
+
+@dataclass(frozen=True, repr=False)
+class TraceComparison(Result):
+    """What changed from one trace to another, in an average step (without marks: the window)."""
+
+    before: Breakdown
+    after: Breakdown
+
+    @property
+    def headline(self) -> str:
+        """Say how the step and its busy share changed."""
+        before = self.before
+        after = self.after
+        times = f"{before.step_us / 1000:,.1f} -> {after.step_us / 1000:,.1f} ms"
+        busy = f"{before.utilization:.1%} -> {after.utilization:.1%} busy"
+        return f"step {times} ({after.step_us / before.step_us - 1:+.0%}), {busy}"
+
+    @property
+    def classes(self) -> list[Change]:
+        """What each class takes of an average step before and after."""
+        return _changes(self.before.class_us, self.after.class_us)
+
+    @property
+    def kernels(self) -> list[Change]:
+        """The same of the kernels that changed most, those first."""
+        changes = _changes(self.before.kernels_us, self.after.kernels_us)
+        return sorted(changes, key=lambda each: -abs(each.change_us))[:LISTED]
+
+    def plot(self) -> Figure:
+        """Draw what changed, as bars."""
+        from labkit.view.analysis_figures import draw_comparison
+
+        return draw_comparison(self)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return µs of a step: of all classes, and of the kernels that changed most."""
+        found: dict[str, object] = {"before": self.before.source, "after": self.after.source}
+        for key in ("step_us", "utilization", "steps"):
+            found[f"before_{key}"] = getattr(self.before, key)
+            found[f"after_{key}"] = getattr(self.after, key)
+        for what in ("classes", "kernels"):
+            found[what] = [each._asdict() for each in getattr(self, what)]
+        return found
+
+    def table(self) -> Table:
+        """Return the classes, then the kernels that changed most."""
+        rows = []
+        for label, changes in (("", self.classes), ("kernel ", self.kernels)):
+            for each in changes:
+                name = f"{label}{each.name[:60]}"
+                ms = (f"{us / 1000:,.2f}" for us in (each.before_us, each.after_us))
+                rows.append((name, *ms, f"{each.change_us / 1000:+,.2f}"))
+        head = ("of a step", "ms before", "ms after", "change")
+        title = f"{self.before.source} -> {self.after.source}: {self.headline}"
+        return Table(rows, head, title)
+
+
+def _changes(before: dict[str, float], after: dict[str, float]) -> list[Change]:
+    took = [(name, before.get(name, 0.0), after.get(name, 0.0)) for name in before | after]
+    return [Change(name, first, second, second - first) for name, first, second in took]

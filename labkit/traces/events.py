@@ -9,14 +9,54 @@ from __future__ import annotations
 import re
 from array import array
 from decimal import Decimal
+from enum import IntEnum
 from functools import lru_cache
 
 import numpy as np
 import pandas
 
 from labkit.text import one_line
-from labkit.traces.classes import ON_DEVICE, Kind
 from labkit.traces.file import Json, JsonObject, NotATrace, TraceFile
+
+
+class Kind(IntEnum):
+    """The kinds of events that count."""
+
+    KERNEL = 0
+    MEMCPY = 1
+    MEMSET = 2
+    COMMUNICATION = 3  # a collective, as the host issues it
+    RUNTIME = 4  # a call of the host into the device's runtime
+    DATALOADER = 5
+    CPU_OP = 6
+    COLLECTIVE_KERNEL = 7
+    STEP = 8
+    ANNOTATION = 9
+    PYTHON = 10
+
+
+KERNELS = (Kind.KERNEL, Kind.COLLECTIVE_KERNEL)
+COPIES = (Kind.MEMCPY, Kind.MEMSET)
+ON_DEVICE = (*KERNELS, *COPIES)
+HOST_WORK = (Kind.COMMUNICATION, Kind.DATALOADER, Kind.CPU_OP)
+
+TRACE_CLASSES = {  # of a step, by priority
+    "kernel": (Kind.KERNEL,),
+    "memcpy": (Kind.MEMCPY,),
+    "memset": (Kind.MEMSET,),
+    "communication": (Kind.COMMUNICATION, Kind.COLLECTIVE_KERNEL),
+    "runtime": (Kind.RUNTIME,),
+    "dataloader": (Kind.DATALOADER,),
+    "cpu_exec": (Kind.CPU_OP,),
+}
+LANES = {  # rows of a picture of the trace
+    "CPU operators": (Kind.CPU_OP,),
+    "DataLoader": (Kind.DATALOADER,),
+    "CUDA calls": (Kind.RUNTIME,),
+    "kernels": (Kind.KERNEL,),
+    "collectives": (Kind.COLLECTIVE_KERNEL,),
+    "copies": COPIES,
+}
 
 CATEGORIES = {
     Kind.KERNEL: "kernel mtia_ccp_events",
@@ -82,8 +122,8 @@ def uses_tensor_cores(kernel: str) -> bool:
     return bool(TENSOR_CORE.search(kernel)) and not NO_TENSOR_CORE.search(kernel)
 
 
-def read_events(file: TraceFile) -> pandas.DataFrame:
-    """Read the events of `file` that count; up to 1% may be malformed: a note tells.
+def read_events(file: TraceFile) -> tuple[pandas.DataFrame, list[str]]:
+    """Read the events of `file` that count, and notes: up to 1% of them may be malformed.
 
     A row for each, sorted by its `start` and with its `end`, in ns; its `kind`, `name`, `process`
     (of device work the device), `thread`, `launch` (the row of the call that launched this device
@@ -103,8 +143,7 @@ def read_events(file: TraceFile) -> pandas.DataFrame:
     every = len(rows) + bad
     if bad > MOST_MALFORMED * every:
         raise file.error(f"has malformed events ({bad:,} of {every:,} that count; {last})")
-    if bad:
-        file.notes.append(f"{bad:,} malformed events of {every:,} were left out; {last}.")
+    notes = [f"{bad:,} malformed events of {every:,} were left out; {last}."] if bad else []
     events = pandas.DataFrame(rows, columns=COLUMNS).sort_values("start", kind="stable")
     words = [*map(one_line, texts)]
     words = pandas.Series(pandas.Categorical(words, [*dict.fromkeys(words)]))
@@ -120,7 +159,7 @@ def read_events(file: TraceFile) -> pandas.DataFrame:
         )
     if events.kind.isin([Kind.ANNOTATION, Kind.PYTHON]).all():
         raise file.error("has no timed event of torch.profiler", kind=NotATrace)
-    return _tied(events)
+    return _tied(events), notes
 
 
 def _row(event: Json, texts: dict[str, int]) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ MAX_SIZE = 2**30  # bytes, unpacked: some 2.5 million events, half a minute of r
 MAX_ARCHIVE = 16 * MAX_SIZE  # of all ranks
 MAX_EVENTS = 5_000_000  # twice as many as 1 GiB holds of real ones; empty ones cost 1 s a million
 MAX_EVENT = 2**20  # characters of an event, and of what stands before and behind them all
+PIECE = 2 * MAX_EVENT  # characters that are read at a time
 SHORT_EVENTS = 100_000  # that may have fewer characters than
 LEAST_EVENT = 64  # a real one
 MAX_TRACES = 1_024  # in a folder or an archive, one for each rank
@@ -65,9 +66,7 @@ class TraceFile:
     def __init__(self, path: str | os.PathLike, member: io.BufferedReader | None = None):
         self.path = os.fsdecode(path)
         self.meta: dict[str, Json] = {}  # what it says beside its events, once these are read
-        self.notes: list[str] = []  # what was repaired on the way, as sentences
         self._member = member
-        self._is_mended = False  # whether some of it is not UTF-8
 
     @property
     def name(self) -> str:
@@ -93,18 +92,13 @@ class TraceFile:
             what = f"cannot be read ({getattr(why, 'strerror', None) or why})"
             raise self.error(what, "check the path and the permissions") from None
 
-    def _read(self, text: io.TextIOWrapper) -> str:
-        piece = text.read(2 * MAX_EVENT)
-        self._is_mended |= "\ufffd" in piece
-        return piece
-
     def _events(self, text: io.TextIOWrapper) -> Iterator[Json]:
         """Decode one event after the other up to the end of their list, then the rest.
 
         `json.loads` of it all costs ten times the file in memory: a window on the text has what is
         being decoded, at least one event's length.
         """
-        window = self._read(text)
+        window = text.read(PIECE)
         head = HEAD.match(window)
         if not window:
             raise self.error("is empty")
@@ -115,7 +109,7 @@ class TraceFile:
         read = len(window)  # characters
         count = 0
         while True:
-            if len(window) - position < MAX_EVENT and (piece := self._read(text)):
+            if len(window) - position < MAX_EVENT and (piece := text.read(PIECE)):
                 read += len(piece)
                 window = window[position:] + piece
                 position = 0
@@ -139,14 +133,12 @@ class TraceFile:
                 what = f"has more than {MAX_EVENTS:,} events, or most of them are empty"
                 raise self.error(what, PROFILE_LESS)
             yield event
-        rest = window[position:] + self._read(text)
+        rest = window[position:] + text.read(PIECE)
         if text.read(1):
             raise self.error(f"has more than {MAX_EVENT:,} characters behind its events")
         meta = JSON.decode(BARE.sub("null", head.group() + rest))
         if isinstance(meta, dict):
             self.meta = meta
-        if self._is_mended:
-            self.notes.append("Text that is not UTF-8 was replaced by question marks.")
 
 
 # == a folder or an archive of traces, one for each rank ==

@@ -1,26 +1,45 @@
-"""The catalogue of profiler traces of real GPUs that others published: `lk.public_trace()`.
+"""Profiler traces of real GPUs that others published: `lk.public_trace()`.
 
-data/public_traces.json says of each where it lies, and reference numbers: these are shown, marked
-as such, where the trace itself cannot be read.
+data/public_traces.json says where each lies, at a pinned commit, and has reference numbers: these
+are shown, marked as such, where the trace itself cannot be read. A file is accepted by its SHA-256
+alone and kept in the cache; a folder may take the network's place: $LABKIT_TRACES.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import http.client
+import os
+import urllib.error
+import urllib.request
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.results.public_files import PublicFile
+from labkit.process.folders import part
 from labkit.results.result import Result, Table
 from labkit.results.shipped import entries
-from labkit.traces.breakdown import share_cells
+from labkit.stamps.folder_rights import private
+from labkit.stamps.plain_file import opened
+from labkit.text import printable
+from labkit.traces.breakdown import Breakdown, share_cells
+from labkit.traces.file import TraceError
+from labkit.traces.ranks import RankTraces
+from labkit.traces.read import trace
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.figure import Figure
 
 FILE = "public_traces.json"
 LANES_FILE = "trace_lanes.json"  # {trace: {lane: [[start, end], ...]}}, ms: what notebook 10 draws
+SITE = "https://raw.githubusercontent.com"
+TIMEOUT_S = 20
+MAX_BYTES = 256 * 2**20  # ten times the largest: of more, the SHA-256 is another
+LISTED = ["name", "hardware", "title", "lesson", "repository"]
 COLUMNS = {
     "kernel_busy": "kernels",
     "any_gpu_busy": "with copies",
@@ -31,10 +50,16 @@ COLUMNS = {
 
 
 @dataclass(frozen=True, repr=False)
-class PublicTrace(Result, PublicFile):
+class PublicTrace(Result):
     """What the catalogue says of a trace: reference numbers, found by others' tools than this."""
 
     name: str
+    repository: str  # at `SITE`
+    commit: str
+    path: str
+    file: str  # its name in $LABKIT_TRACES and in the cache
+    sha256: str
+    copies: list[str]  # SHA-256 of copies that lack only metadata
     hardware: str
     title: str
     lesson: str
@@ -45,6 +70,44 @@ class PublicTrace(Result, PublicFile):
     missing: str = ""  # why the trace itself could not be read, and the remedy
 
     mark = "PUBLISHED reference numbers, not read from the trace"
+
+    @property
+    def _cached(self) -> Path:
+        return part("traces") / f"{self.sha256[:12]}-{self.file}"
+
+    @property
+    def here(self) -> Path | None:
+        """The file in the user's folder or the cache; None where no file there is it."""
+        folder = os.environ.get("LABKIT_TRACES")
+        found = Path(folder).rglob(self.file) if folder else ()
+        for path in (*found, self._cached):
+            with contextlib.suppress(OSError), opened(path) as file:
+                digest = hashlib.sha256(file.read(MAX_BYTES)).hexdigest()
+                if digest in (self.sha256, *self.copies):
+                    return path
+        return None
+
+    def fetched(self) -> Path:
+        """Fetch it into the cache; OSError where that fails.
+
+        TraceError where another file came, which is not kept.
+        """
+        url = f"{SITE}/{self.repository}/{self.commit}/{self.path}"
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+            content = answer.read(MAX_BYTES)
+        if content.lstrip()[:1] == b"<":
+            raise OSError("a web page came in its place: does this network ask for a login?")
+        digest = hashlib.sha256(content).hexdigest()
+        if digest != self.sha256:
+            raise TraceError(
+                f"{url} is not the file that was published: its SHA-256 is {digest}, not "
+                f"{self.sha256}. Nothing was kept; try again, or get {self.file!r} from somebody "
+                "you trust and set LABKIT_TRACES to its folder."
+            )
+        path = self._cached
+        with open(path, "wb", opener=private) as file:  # cut short, it is not believed: see `here`
+            file.write(content)
+        return path
 
     @property
     def lanes(self) -> dict[str, np.ndarray]:
@@ -58,8 +121,7 @@ class PublicTrace(Result, PublicFile):
             return self.plot()
         from labkit.view.analysis_figures import draw_timeline
 
-        source = f"{self.name}: STORED EXCERPT, no download"
-        return draw_timeline(source, self.lanes)
+        return draw_timeline(f"{self.name}: STORED EXCERPT, no download", self.lanes)
 
     def plot(self) -> Figure:
         """Draw the reference numbers as bars."""
@@ -83,27 +145,31 @@ class PublicTrace(Result, PublicFile):
         return Table(rows, head, f"{self.mark}: {self.hardware}, {self.title}", foot)
 
 
-class Catalogue(Result, tuple):
-    """All of them, as one table."""
+def public_trace(
+    name: str | None = None,
+) -> Breakdown | RankTraces | PublicTrace | pandas.DataFrame:
+    """List the public traces of real GPUs, or fetch the one called `name` and break it down.
 
-    def table(self) -> Table:
-        """Return a row for each."""
-        rows = []
-        for each in self:
-            place = "here" if each.here else "to be fetched"
-            rows.append((each.name, each.hardware, each.title, each.lesson, each.repository, place))
-        head = ("name", "hardware", "what it shows", "lesson", "from", "")
-        return Table(rows, head, left=range(len(head)))
+    Its source names hardware and repository. Where the trace is neither here nor can be fetched:
+    its PublicTrace, whose numbers say what they are. ValueError: an unknown name. TraceError: the
+    file that came is not the one that was published; it is not kept.
+    """
+    known = {each: PublicTrace(name=each, **found) for each, found in entries(FILE).items()}
+    if name is None:
+        import pandas
 
-
-def catalogue() -> Catalogue:
-    """Return all of them."""
-    return Catalogue(PublicTrace(name=name, **found) for name, found in entries(FILE).items())
-
-
-def known_trace(name: str) -> PublicTrace:
-    """Return the one of that name; ValueError says which there are."""
-    known = {each.name: each for each in catalogue()}
+        listed = pandas.DataFrame([*known.values()], columns=LISTED)
+        return listed.assign(here=[each.here is not None for each in known.values()])
     if name not in known:
         raise ValueError(f"Unknown trace {name!r}; available: {', '.join(known)}.")
-    return known[name]
+    wanted = known[name]
+    try:
+        path = wanted.here or wanted.fetched()
+    except (OSError, http.client.HTTPException) as why:  # no network, among others
+        reason = printable(" ".join(f"{type(why).__name__}: {why}".split()))
+        missing = (
+            f"The trace was not fetched ({reason}): connect to the network, or set "
+            f"LABKIT_TRACES to a folder with {wanted.file!r} in it."
+        )
+        return replace(wanted, missing=missing)
+    return replace(trace(path), source=f"{name}: {wanted.hardware}, {wanted.repository}")

@@ -91,10 +91,8 @@ class RankTraces(Result):
         return draw_timeline(self.source, lanes, start_ms, end_ms)
 
     def plot(self) -> Figure:
-        """Draw every rank's average step as bars."""
-        from labkit.view.analysis_figures import draw_rank_traces
-
-        return draw_rank_traces(self)
+        """Draw the timeline; the table has every rank's average step."""
+        return self.timeline()
 
     def to_dict(self) -> dict[str, object]:
         """Return the straggler, and what each rank's `to_dict` returns."""

@@ -6,15 +6,13 @@ event_parser.py): a stretch of time belongs to the first class that is active in
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from functools import cached_property
 
 import numpy as np
 import pandas
 
 from labkit.text import counted
-from labkit.traces.classes import (
+from labkit.traces.events import (
     COPIES,
     HOST_WORK,
     KERNELS,
@@ -22,8 +20,8 @@ from labkit.traces.classes import (
     ON_DEVICE,
     TRACE_CLASSES,
     Kind,
+    uses_tensor_cores,
 )
-from labkit.traces.events import uses_tensor_cores
 
 # The longest device gap between two pieces of work that were both already launched which still
 # counts as the hardware's own hand-over. On a V100 (the two ResNet-50 traces of pytorch/kineto,
@@ -34,9 +32,8 @@ SHORT_GAP_NS = 10_000
 # where stacks were recorded.
 GLUE_NS = 50_000
 GLUE_SHARE = 0.1
-CELL_FILE = re.compile(r"\S*ipykernel_\d+[/\\]\d+\.py")  # what the kernel calls a cell's file
 BUILT_IN = "<built-in "  # a function of C, as the profiler writes it: no line of anybody's
-COMPLETE = 0.8  # of the kernels of the step before
+COMPLETE = 0.8  # of the kernels of the step before: with fewer, the last step was cut (the plugin)
 
 
 def find_steps(events: pandas.DataFrame) -> tuple[np.ndarray, list[str]]:
@@ -61,9 +58,11 @@ def find_steps(events: pandas.DataFrame) -> tuple[np.ndarray, list[str]]:
     known = (step >= 0) & (np.array(call.end) <= ends[step])
     work = launched.loc[known]
     step = step[known]
-    complete = _complete_steps(np.bincount(step, minlength=len(starts)))
-    dropped = len(starts) - complete
-    if dropped:
+    launches = np.bincount(step, minlength=len(starts))
+    complete = int(np.flatnonzero(launches).max(initial=len(starts) - 1 if work.empty else 0)) + 1
+    if complete > 1 and launches[complete - 1] < COMPLETE * launches[complete - 2]:
+        complete -= 1
+    if dropped := len(starts) - complete:
         notes.append(f"Dropped the last {counted(dropped, 'step')}: their kernels are missing.")
     np.maximum.at(ends, step, work["end"])
     before = starts[0]
@@ -76,20 +75,6 @@ def find_steps(events: pandas.DataFrame) -> tuple[np.ndarray, list[str]]:
     starts = np.maximum(starts, np.append(before, ends[:-1]))
     found = np.column_stack([starts, ends])[:complete]
     return found[found[:, 1] > found[:, 0]], notes
-
-
-def _complete_steps(launches: np.ndarray) -> int:
-    """Return how many steps, of which each launched so much work, were recorded whole.
-
-    The last was not where it has fewer than 80% of the kernels of the step before, as the plugin
-    had it.
-    """
-    if not launches.any():
-        return len(launches)
-    complete = int(np.flatnonzero(launches)[-1]) + 1
-    if complete > 1 and launches[complete - 1] < COMPLETE * launches[complete - 2]:
-        complete -= 1
-    return complete
 
 
 class TracePieces:
@@ -193,7 +178,7 @@ class TracePieces:
             names = around.groupby("name", observed=True)[["covered", "inside"]].sum()
             names = names[(names.covered >= half) & ~names.index.str.startswith(BUILT_IN)]
             if len(names):
-                found.append(CELL_FILE.sub("a notebook's cell", names.inside.idxmin()))
+                found.append(str(names.inside.idxmin()))
         return tuple(found)
 
     def idle(self) -> dict[str, np.ndarray]:
@@ -228,31 +213,25 @@ class TracePieces:
         }
 
     def kernels(self) -> pandas.DataFrame:
-        """Return the kernels that run in the steps: the events, and who computes on Tensor Cores.
+        """Return the kernels that run in the steps, by name, those that take most time first.
 
-        Of each `us` is how long it runs there, `uses` whether it does, `could` whether its
-        operator can.
+        Of each `us` is how long it runs there, in `calls` calls, `uses` whether it computes on
+        Tensor Cores, `could_us` how long its operators can.
         """
         kernels = self.events[self.events.kind.isin(KERNELS) & (self.events.inside > 0)]
+        us = kernels.inside / 1000
         uses = pandas.Series(kernels.name).map(uses_tensor_cores).astype(bool)
         # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
-        could = uses | kernels.can_use_tensor_cores
-        return kernels.assign(us=kernels.inside / 1000, uses=uses, could=could)
-
-    def operator_times(self) -> dict[str, float]:
-        """Return µs of a step of every operator without those inside it on its thread, by name."""
-        operators = self.events[self.events.kind == Kind.CPU_OP]
-        operators = operators.assign(length=operators.start - operators.end)  # longest first
-        own_ns: Counter[str] = Counter()
-        around = []  # the operators that the next one may be inside of
-        for each in operators.sort_values(["thread", "start", "length"]).itertuples():
-            while around and (around[-1].thread != each.thread or around[-1].end < each.end):
-                around.pop()
-            if around:
-                own_ns[around[-1].name] -= each.inside
-            own_ns[each.name] += each.inside
-            around.append(each)
-        return {name: ns / len(self.steps) / 1000 for name, ns in own_ns.items() if ns > 0}
+        kernels = kernels.assign(
+            us=us, uses=uses, could_us=us * (uses | kernels.can_use_tensor_cores)
+        )
+        by_name = kernels.groupby("name", observed=True).agg(
+            us=("us", "sum"),
+            calls=("us", "count"),
+            uses=("uses", "first"),
+            could_us=("could_us", "sum"),
+        )
+        return by_name.sort_values("us", ascending=False, kind="stable")
 
     def lanes(self) -> dict[str, np.ndarray]:
         """Return the steps and when each lane is active: (n, 2) starts and ends, in ms.

@@ -17,26 +17,23 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import cast
 
 import psutil
 
+from labkit.api import Run
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.watched_script import judge_runs, runs_in
 from labkit.knobs import Settings
 from labkit.process import folders
-from labkit.process.death_signal import die_with
-from labkit.process.family import LINUX, MARK, descendants, end_marked, exit_name
+from labkit.process.family import LINUX, MARK, descendants, die_with, end_marked, exit_name
 from labkit.process.leftovers import remove_segments
 from labkit.process.run_mark import delete_run
-from labkit.results.run import Run
 from labkit.spec import LOADER_KNOBS
 from labkit.stamps.events import now_ns
 from labkit.stamps.interrupts import held
 from labkit.tuning.search_result import THREADS
-from labkit.tuning.settings import of_loader
-from labkit.tuning.trial import Outcome
+from labkit.tuning.trial import Outcome, of_loader
 from labkit.watching.run_folders import hooked
 from labkit.watching.trial_hook import FEWEST_STEPS, ORDER, Order, Seen
 
@@ -81,12 +78,10 @@ class ScriptBench:
                 "(torchrun --nproc-per-node=1)."
             )
         if seen["batches"] < FEWEST_STEPS and seen["ended"] == "over":
-            do = "give it more epochs or data"
-            if found.seconds > self.longest_s:  # it was ended
-                do = f"give --seconds {4 * self.seconds:.0f}, or smaller steps"
             raise RuntimeError(
                 f"its training loop made {seen['steps']} steps in {found.seconds:.0f} s, too few "
-                f"to compare: {do}."
+                f"to compare: give it more epochs or data, or more time (--seconds "
+                f"{4 * self.seconds:.0f})."
             )
         self.site = seen["site"]
         self.epochs = seen["epochs"]
@@ -95,7 +90,7 @@ class ScriptBench:
         return found
 
     def measure(self, knobs: Settings, rate: float | None = None, whole: bool = False) -> Outcome:
-        """Run the script with knobs: arguments of its loader and those of `ScriptSearch`.
+        """Run the script with knobs: arguments of its loader, and what `Search` tries besides.
 
         It ends early where it is far slower than `rate`, unless the run is to be `whole`.
         """
@@ -106,133 +101,124 @@ class ScriptBench:
         """Run the script once; the rate is in samples/s, or batches/s of an unknown size."""
         folder = folders.new_run()
         try:
-            return self._run_in(folder, knobs, floor, watched)
+            (folder / WRITTEN).mkdir()
+            (folder / ORDER).write_text(json.dumps(self._order(knobs, floor)), encoding="utf-8")
+            start_ns = now_ns()
+            busy_s = others_busy_s()
+            env = environment(folder, knobs, watched)
+            failed = run_script(self.command, env, self.cwd, folder, self.longest_s)
+            seconds = (now_ns() - start_ns) / 1e9
+            busy_s = others_busy_s() - busy_s
+            others = max(0.0, busy_s / seconds / (psutil.cpu_count() or 1))
+            if watched and (judged := judge_runs(runs_in(folder), start_ns, now_ns())):
+                self.verdict = judged.ranks.verdict
+                self.code = LoopCode.of(judged.run.loop_code, trainer=judged.run.trainer)
+            seen = seen_in(folder)
         finally:
             delete_run(folder)
+        if seen is None:
+            return Outcome(error=failed, seconds=seconds, others=others)
+        if not seen["batches"] or not seen["seconds"]:
+            error = f"over after {seen['steps']} steps, before any was timed"
+            return Outcome(error=error, seen=seen, seconds=seconds, others=others)
+        size = seen["loader"].get("batch_size")
+        self.batch_size = size if isinstance(size, int) else None
+        steps_per_s = seen["batches"] / seen["seconds"]
+        return Outcome(
+            steps_per_s * (self.batch_size or 1),
+            seen=seen,
+            seconds=seconds,
+            others=others,
+            waited=seen["wait"],
+            longest_wait=seen["longest_wait_s"] * steps_per_s,
+        )
 
-    def _run_in(self, folder: Path, knobs: Settings, floor: float | None, watched: bool) -> Outcome:
+    def _order(self, knobs: Settings, floor: float | None) -> Order:
         loader = {name: value for name, value in knobs.items() if name in LOADER_KNOBS}
         loader.pop("batch_size", None)
-        order = Order(
+        return Order(
             site=self.site,
             changes=loader,
             ready=bool(knobs.get("ready")),
-            torch_threads=cast("int | None", knobs.get("torch_threads")),
             seconds=self.seconds,
             epochs=self.epochs,
             floor=floor,
         )
-        (folder / ORDER).write_text(json.dumps(order), encoding="utf-8")
-        start_ns = now_ns()
-        spent_s, own_s = busy_s()
-        process = ScriptProcess(
-            self.command, self._environment(folder, knobs, watched), self.cwd, folder
-        )
-        process.wait(self.longest_s)
-        seconds = (now_ns() - start_ns) / 1e9
-        spent_after_s, own_after_s = busy_s()
-        others_s = spent_after_s - spent_s - (own_after_s - own_s)
-        others = max(0.0, others_s / seconds / (psutil.cpu_count() or 1))
-        if watched and (judged := judge_runs(runs_in(folder), start_ns, now_ns())):
-            self.verdict = judged.ranks.verdict
-            self.code = LoopCode.of(judged.run.loop_code, trainer=judged.run.trainer)
-        seen = seen_in(folder)
-        if seen is None:
-            return Outcome(error=process.why_nothing(), seconds=seconds, others=others)
-        if not seen["batches"] or not seen["seconds"]:
-            error = f"over after {seen['steps']} steps, before any was timed"
-            return Outcome(error=error, seen=seen, seconds=seconds, others=others)
-        rate = seen["batches"] / seen["seconds"]
-        longest = seen["longest_wait_s"] * rate
-        size = seen["loader"].get("batch_size")
-        self.batch_size = size if isinstance(size, int) else None
-        rate *= self.batch_size or 1
-        return Outcome(rate, None, None, seen, seconds, others, seen["wait"], longest)
-
-    def _environment(self, folder: Path, knobs: Settings, watched: bool) -> Mapping[str, str]:
-        (folder / WRITTEN).mkdir()
-        env = hooked(LABKIT_TRIAL=str(folder), LABKIT_TUNE_DIR=str(folder / WRITTEN))
-        env[MARK] = str(folder)
-        if watched:
-            env["LABKIT_WATCHING"] = str(folder)
-        if knobs.get("library_threads"):
-            env |= dict.fromkeys(THREADS, str(knobs["library_threads"]))
-        return env
 
 
-class ScriptProcess:
-    """A script that runs in a session of its own; its output goes to a file."""
+def environment(folder: Path, knobs: Settings, watched: bool) -> dict[str, str]:
+    """Return the variables of a script that is run for a trial."""
+    env = hooked(LABKIT_TRIAL=str(folder), LABKIT_TUNE_DIR=str(folder / WRITTEN))
+    env[MARK] = str(folder)
+    if watched:
+        env["LABKIT_WATCHING"] = str(folder)
+    if threads := knobs.get("library_threads"):
+        env |= dict.fromkeys(THREADS, str(threads))
+    return env
 
-    def __init__(self, command: list[str], env: Mapping[str, str], cwd: Path | None, folder: Path):
-        us = os.getpid()
-        self.folder = folder
-        self.began_s = time.time()
-        self.output = tempfile.TemporaryFile()
-        self.process = subprocess.Popen(
+
+def run_script(
+    command: list[str], env: Mapping[str, str], cwd: Path | None, folder: Path, longest_s: float
+) -> str:
+    """Run a script in a session of its own until it has seen enough, and leave nothing of it.
+
+    Return why nothing was seen, where that is so.
+    """
+    us = os.getpid()
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
             command,
             env=dict(env),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
-            stdout=self.output,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=(lambda: die_with(us)) if LINUX else None,
         )
-        self.was_ended = False  # by us
-        self.last_lines: list[str] = []  # of its output, once it is over
-
-    def wait(self, longest_s: float) -> None:
-        """Wait until the script has seen enough, and have it end."""
         deadline = time.monotonic() + longest_s
+        code = None
         try:
-            while self.process.poll() is None and time.monotonic() < deadline:
-                if seen_in(self.folder) is not None:
-                    break
+            while code is None and seen_in(folder) is None and time.monotonic() < deadline:
                 time.sleep(LOOK_S)
+                code = process.poll()
         finally:
             with held():  # a second Ctrl-C would leave its workers
-                self.end()
-
-    def end(self) -> None:
-        """Interrupt it where it does not do so itself, then kill what does not end.
-
-        What it had in shared memory is removed.
-        """
-        pids = {self.process.pid, *descendants(self.process.pid)}
-        if self.process.poll() is None and seen_in(self.folder) is None:
-            self.was_ended = True
-            with contextlib.suppress(OSError):
-                self.process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(GRACE_S)
-        end_marked(self.folder, {self.process.pid}, self.began_s + 1)
-        self.process.kill()
-        self.process.wait()
-        remove_segments(pids)
-        with self.output as output:
-            output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL))
-            self.last_lines = output.read().decode("utf-8", "replace").strip().splitlines()
-
-    def why_nothing(self) -> str:
-        """Say why no training step was seen."""
-        lines = self.last_lines
-        code = self.process.returncode
-        failed = self.folder / "failed"
-        if lines and lines[-1].startswith("EOFError"):
-            return "the script asks something on stdin, which is closed: give it as arguments."
-        if failed.exists():
-            return f"labkit could not be loaded: {failed.read_text('utf-8')}"
-        if code and not self.was_ended and lines:
-            return f"the script failed ({exit_name(code)}): {lines[-1]}"
-        return NO_STEP
+                end_script(process, folder)
+        output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL))
+        lines = output.read().decode("utf-8", "replace").strip().splitlines()
+    if lines and lines[-1].startswith("EOFError"):
+        return "the script asks something on stdin, which is closed: give it as arguments."
+    if (folder / "failed").exists():
+        return f"labkit could not be loaded: {(folder / 'failed').read_text('utf-8')}"
+    if code and lines:
+        return f"the script failed ({exit_name(code)}): {lines[-1]}"
+    return NO_STEP
 
 
-def busy_s() -> tuple[float, float]:
-    """Return for how long the cores have worked, all together, and for our ended children, s."""
+def end_script(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Interrupt a script where it does not do so itself, then kill what does not end.
+
+    What it had in shared memory is removed.
+    """
+    pids = {process.pid, *descendants(process.pid)}
+    if process.poll() is None and seen_in(folder) is None:
+        with contextlib.suppress(OSError):
+            process.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(GRACE_S)
+    end_marked(folder, {process.pid})
+    process.kill()
+    process.wait()
+    remove_segments(pids)
+
+
+def others_busy_s() -> float:
+    """Return for how long the cores have worked, all together, but for our ended children, s."""
     machine = psutil.cpu_times()
     own = os.times()
-    busy = machine.user + machine.system + getattr(machine, "nice", 0.0)
-    return busy, own.children_user + own.children_system
+    busy_s = machine.user + machine.system + getattr(machine, "nice", 0.0)
+    return busy_s - own.children_user - own.children_system
 
 
 def seen_in(folder: Path) -> Seen | None:

@@ -10,10 +10,9 @@ from labkit.diagnosis.verdict import Diagnosis
 from labkit.knobs import Settings, as_typed
 from labkit.results.result import Result, Table
 from labkit.results.run_text import delays_of
-from labkit.results.script import Script, changed_lines, loader_line, script
+from labkit.results.script import changed_lines, loader_line
 from labkit.spec import Pipeline
-from labkit.tuning.settings import of_loader
-from labkit.tuning.trial import Trial, cheapest_of_fastest, is_tie
+from labkit.tuning.trial import Trial, cheapest_of_fastest
 
 CELL = 90  # characters of a cell: errors can be long
 # What libraries of threads read when they are loaded: OpenMP (torch, scikit-learn), OpenBLAS
@@ -60,24 +59,13 @@ class Tuning(Result):
 
     @property
     def best(self) -> Settings:
-        """The setting to take (at worst the start's): arguments of a DataLoader or a Pipeline.
-
-        Workers are kept from one epoch to the next: that needs no search, except in a script, where
-        it is tried.
-        """
-        knobs = dict(self.winner.knobs if self.winner else self.start)
-        return knobs if self.command else of_loader(knobs | {"persistent_workers": True})
+        """The setting to take (at worst the start's): arguments of a DataLoader or a Pipeline."""
+        return dict(self.winner.knobs if self.winner else self.start)
 
     @property
     def changes(self) -> Settings:
         """The best knobs that differ from the start's."""
-        best = self.best
-        return {name: value for name, value in best.items() if value != self.start.get(name)}
-
-    @property
-    def pipeline(self) -> Pipeline | None:
-        """The best pipeline; None for data of the user's own."""
-        return self.asked.but(**self.best) if self.asked else None
+        return {name: value for name, value in self.best.items() if value != self.start.get(name)}
 
     @property
     def speedup(self) -> float | None:
@@ -88,18 +76,40 @@ class Tuning(Result):
 
     def _gain(self, trial: Trial | None) -> float | None:
         """Return the throughput of a trial over that of the start."""
-        if not trial or not trial.rates or not self.baseline or not self.baseline.rates:
+        if not trial or not trial.rate or not self.baseline or not self.baseline.rate:
             return None
-        return trial.speed / self.baseline.speed
+        return trial.rate / self.baseline.rate
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that a script is to be started with."""
+        threads = self.changes.get("library_threads")
+        return dict.fromkeys(THREADS, str(threads)) if threads else {}
 
     @property
     def lines(self) -> str:
         """The statements that make the change."""
-        if self.pipeline:
-            return loader_line(self.pipeline.to_dict())
+        if self.asked:
+            return changed_lines(self.start, self.best) or loader_line(self.start)
         if self.command:
             return self._script_lines()
         return replace(self.code, call=self.code.call or "").loader_line(self.best)
+
+    def _script_lines(self) -> str:
+        """Return the lines that change a script; those for its first lines come first."""
+        changes = self.changes
+        if not changes:
+            return ""
+        lines = []
+        if changes.pop("library_threads", None):
+            lines.append("# before NumPy, OpenCV and torch are imported; or set them in the shell")
+            lines += [
+                f'os.environ["{name}"] = "{value}"' for name, value in self.environment.items()
+            ]
+        of_loader = self.code.lines(changes)
+        if changes and not of_loader:
+            of_loader = f"# {self.site}: DataLoader(..., {as_typed(changes)})"
+        return "\n".join([*lines, of_loader])
 
     @property
     def snippet(self) -> str:
@@ -122,33 +132,12 @@ class Tuning(Result):
         took = f", found in {self.seconds:.0f} s" if self.done else ""
         return f"{title}: {said}: {rate}{took}"
 
-    def verdict_on(self, trial: Trial) -> str:
-        """Say in a few words what became of a trial."""
-        if trial.error:
-            return f"then failed: {trial.error}" if trial.rates else trial.error
-        words = ["baseline"] if trial is self.baseline else []
-        if trial is self.winner:
-            words.append("best" if self.done else "best so far")
-        elif self.winner and not trial.is_bound and is_tie(trial, self.winner):
-            words.append("a tie")
-        seen = trial.outcomes[-1].seen if trial.outcomes else None
-        if seen and seen["ended"] == "slow":
-            words.append("ended early: clearly slower")
-        return ", ".join(filter(None, [*words, trial.said]))
-
     @property
     def last_line(self) -> str:
-        """What the trial that ran last gave, and why it was tried, in one line."""
-        trial = self.latest
-        if trial is None:
+        """The row of the trial that ran last, in one line."""
+        if self.latest is None:
             return self.headline
-        rate = "failed" if trial.error or not trial.rates else f"{trial.rates[-1]:,.0f} {self.unit}"
-        again = f", run {len(trial.rates)}" if len(trial.rates) > 1 else f" ({trial.why})"
-        return "; ".join(filter(None, [f"{trial.what}: {rate}{again}", self.verdict_on(trial)]))
-
-    def script(self) -> Script:
-        """Return the best pipeline as a whole script; for data of your own, the lines to change."""
-        return script(self.pipeline) if self.pipeline else Script(f"{self.snippet}\n")
+        return "; ".join(filter(None, self._row(self.latest)))
 
     def to_dict(self) -> dict[str, object]:
         """Return the result as JSON types."""
@@ -158,8 +147,8 @@ class Tuning(Result):
             "machine": self.line,
             "snippet": self.snippet,
             "baseline": self.start,
-            "baseline_throughput": self.baseline.rate if self.baseline else None,
-            "best_throughput": self.winner.rate if self.winner else None,
+            "baseline_throughput": self.baseline.rate or None if self.baseline else None,
+            "best_throughput": self.winner.rate or None if self.winner else None,
             "trials": [trial.to_dict() | {"gain": self._gain(trial)} for trial in self.tried],
             "speedup_range": [min(self.pairs), max(self.pairs)] if self.pairs else None,
             "diagnosis": self.verdict.to_dict() if self.verdict else None,
@@ -169,12 +158,6 @@ class Tuning(Result):
             values |= {"ready_batches": self.ready_gain, "limit": self.limit}
             values["environment"] = self.environment
         return values
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables that a script is to be started with."""
-        threads = self.changes.get("library_threads")
-        return dict.fromkeys(THREADS, str(threads)) if threads else {}
 
     def table(self, now: str = "") -> Table:
         """Return every trial; below, once it is done, notes and code; `now` is what goes on."""
@@ -188,10 +171,10 @@ class Tuning(Result):
         foot.append(delays_of(run for trial in self.tried for run in trial.runs))
         return Table(
             [self._row(trial) for trial in self.tried],
-            ["change", self.unit, "gain", "", "why it was tried"],
+            ["change", self.unit, "gain", ""],
             self.headline,
             foot,
-            left=(0, 3, 4),
+            left=(0, 3),
             bold=[place for place, trial in enumerate(self.tried) if trial is self.winner],
             copies=copies,
         )
@@ -200,57 +183,23 @@ class Tuning(Result):
         """Return the cells of one trial."""
         again = f" ({len(trial.rates)} runs)" if len(trial.rates) > 1 else ""
         gain = None if trial is self.baseline else self._gain(trial)
+        said = "best" if trial is self.winner else ""
         return (
             trial.what,
             f"{trial.rate:,.0f}{again}" if trial.rate else None,
             f"{gain:.2f}x" if gain else None,
-            self.verdict_on(trial)[:CELL],
-            trial.why,
+            (trial.error or said)[:CELL],
         )
 
     def _held_back(self) -> list[str]:
-        """Say what holds back a script whose loader is not the limit."""
+        """Say what holds back a script whose loader is not the limit, or that no setting cured."""
         verdict = self.verdict
         if not self.command or not self.stopped or not verdict or verdict.bottleneck == "unsure":
             return []
-        what, why, do = verdict.three_lines
-        if not all(trial.is_bound for trial in self.tried[1:]):  # settings were no cure
-            rest = [each.text for each in verdict.findings[0].remedies if not each.changes]
-            do = f"Do: {rest[0]}" if rest else ""
-        return ["What holds it back, as `labkit watch` says:", what, why, do]
-
-    def _script_lines(self) -> str:
-        """Return the lines that change a script; those for its first lines come first."""
-        changes = self.changes
-        if not changes:
-            return ""
-        lines = []
-        if changes.pop("library_threads", None):
-            lines.append("# before NumPy, OpenCV and torch are imported; or set them in the shell")
-            lines += [
-                f'os.environ["{name}"] = "{value}"' for name, value in self.environment.items()
-            ]
-        if torch_threads := changes.pop("torch_threads", None):
-            lines.append(f"torch.set_num_threads({torch_threads})")
-        of_loader = self.code.lines(changes)
-        if changes and not of_loader:
-            of_loader = f"# {self.site}: DataLoader(..., {as_typed(changes)})"
-        return "\n".join([*lines, of_loader])
-
-
-@dataclass(repr=False)
-class Ladder(Tuning):
-    """The result of the autopilot: the changes that it kept, one after the other."""
-
-    @property
-    def best(self) -> Settings:
-        """The knobs to take (at worst the start's)."""
-        return dict(self.winner.knobs if self.winner else self.start)
-
-    @property
-    def lines(self) -> str:
-        """The changes as plain PyTorch."""
-        return changed_lines(self.start, self.best) or loader_line(self.start)
+        lines = verdict.three_lines
+        if self.limit == "loader":  # settings were no cure: what to do would name some
+            lines = lines[:2]
+        return ["What holds it back, as `labkit watch` says:", *lines]
 
 
 class Interrupted(KeyboardInterrupt):

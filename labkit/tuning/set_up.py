@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection
 from pathlib import Path
 
 from labkit.diagnosis.causes.loader import too_many
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.prediction.recommendation import LEAST_MAX_WORKERS
-from labkit.process import launcher
+from labkit.prediction.prediction import LEAST_MAX_WORKERS
 from labkit.results.hardware import check_device, machine
 from labkit.results.privacy import shown_command
 from labkit.spec import KNOBS, Pipeline
 from labkit.tuning.improve import Improver
-from labkit.tuning.loader_search import LoaderSearch
 from labkit.tuning.script_bench import ScriptBench
-from labkit.tuning.script_search import ScriptSearch
-from labkit.tuning.search_result import Ladder, Tuning
-from labkit.tuning.settings import of_loader
+from labkit.tuning.search import Search
+from labkit.tuning.search_result import Tuning
 from labkit.tuning.source import own_data
-from labkit.tuning.trial import Trial
+from labkit.tuning.trial import Trial, of_loader
 from labkit.tuning.trial_bench import TrialBench
 
 IMPROVE_S = 2.0  # s that a run of the autopilot trains
@@ -29,39 +25,36 @@ IMPROVE_S = 2.0  # s that a run of the autopilot trains
 def tuner(
     what: object,
     *,
-    collate_fn: object = None,
     step: object = None,
     batch_size: int | None = None,
     max_workers: int | None = None,
     seconds: float,
-) -> LoaderSearch:
+) -> Search:
     """Return a search for a loader; raises ValueError on what cannot be tuned."""
-    if isinstance(what, Pipeline):
-        parts = {"collate_fn": collate_fn, "step": step}
-        if named := [name for name, part in parts.items() if part is not None]:
-            raise ValueError(f"{' and '.join(named)}: goes with a dataset of your own.")
-        check_device(what.device)
-        pipeline, source, knobs, code = what, None, what.to_dict(), LoopCode()
-    else:
-        source, knobs, code = own_data(what, collate_fn, step)
-        # without a step nothing computes, and a device would only be started in vain
-        pipeline = Pipeline(device="cpu" if step is None else "auto")
-    if batch_size is not None:
-        knobs["batch_size"] = KNOBS["batch_size"].check(batch_size)
-    start = of_loader(knobs)
-    pipeline.but(**start)  # a bad value is told here
     here = machine()
     most = _most_workers(here.cpu_cores)
     if max_workers is not None:
         most = KNOBS["num_workers"].check(max_workers)
     notes = [f"Up to {most} workers were tried (max_workers){too_many(most, here.cpu_cores)}."]
-    if source is not None and step is None:
-        notes.append(
-            "No step was given, so this is the loader's own maximum. A slower model needs "
-            "fewer workers: pass step= to tune for it."
-        )
-    launcher.stand_by(forced=True)
-    return LoaderSearch(
+    if isinstance(what, Pipeline):
+        if step is not None:
+            raise ValueError("step: goes with a dataset of your own.")
+        check_device(what.device)
+        pipeline, source, knobs, code = what, None, what.to_dict(), LoopCode()
+    else:
+        source, knobs, code = own_data(what, step)
+        # without a step nothing computes, and a device would only be started in vain
+        pipeline = Pipeline(device="cpu" if step is None else "auto")
+        if step is None:
+            notes.append(
+                "No step was given, so this is the loader's own maximum. A slower model needs "
+                "fewer workers: pass step= to tune for it."
+            )
+    if batch_size is not None:
+        knobs["batch_size"] = KNOBS["batch_size"].check(batch_size)
+    start = of_loader(knobs) if source else knobs | of_loader(knobs)
+    pipeline.but(**start)  # a bad value is told here
+    return Search(
         Tuning(
             source.name if source else repr(pipeline),
             start,
@@ -72,7 +65,7 @@ def tuner(
         ),
         TrialBench(pipeline, source, seconds),
         max_workers=most,
-        on_card=here.device.startswith("cuda") and (source is None or step is not None),
+        on_card=here.device.startswith("cuda") and pipeline.device != "cpu",
     )
 
 
@@ -82,7 +75,7 @@ def _most_workers(cores: int | None) -> int:
 
 def script_tuner(
     command: list[str], *, seconds: float, budget: float, cwd: Path | None = None
-) -> ScriptSearch:
+) -> Search:
     """Return a search over runs of a script, which has been run once as it is.
 
     Raises:
@@ -92,31 +85,29 @@ def script_tuner(
     bench = ScriptBench(command, seconds, cwd)
     first = bench.look()
     here = machine()
-    cores = here.cpu_cores or 1
     start = bench.loader
     tuning = Tuning(
         shown_command(bench.command)[-1],
         start,
         code=bench.code,
         line=here.line,
-        tried=[Trial(dict(start), "the script as it is", outcomes=[first])],
+        tried=[Trial(dict(start), outcomes=[first])],
         unit="samples/s" if bench.batch_size else "batches/s",
         verdict=bench.verdict,
         command=shlex.join(bench.command),
         site=Path(bench.site or "").name,
         epochs=bool(bench.epochs),
     )
-    return ScriptSearch(
+    return Search(
         tuning,
         bench,
-        budget_s=budget,
-        cores=cores,
-        max_workers=_most_workers(cores),
+        max_workers=_most_workers(here.cpu_cores),
         on_card=here.device.startswith("cuda"),
+        budget_s=budget,
     )
 
 
-def improver(pipeline: object, may_change: Collection[str]) -> Improver:
+def improver(pipeline: object) -> Improver:
     """Return an autopilot for a pipeline; ValueError on what cannot be run."""
     if not isinstance(pipeline, Pipeline):
         raise ValueError(
@@ -125,7 +116,5 @@ def improver(pipeline: object, may_change: Collection[str]) -> Improver:
         )
     check_device(pipeline.device)
     knobs = pipeline.to_dict()
-    start = knobs | of_loader(knobs)
-    ladder = Ladder(repr(pipeline), start, pipeline, line=machine().line)
-    bench = TrialBench(pipeline, None, IMPROVE_S, look=True)
-    return Improver(ladder, bench, may_change)
+    found = Tuning(repr(pipeline), knobs | of_loader(knobs), pipeline, line=machine().line)
+    return Improver(found, TrialBench(pipeline, None, IMPROVE_S, look=True))

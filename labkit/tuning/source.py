@@ -1,96 +1,35 @@
 """The user's own data, ready to be sent to a bench.
 
-What is given as "module:name" is imported there. Objects travel as a file in the run's folder,
-written by the user's kernel, read and deleted by its own child; no record ever holds one.
+What is given as "module:name" is imported there.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.instruments.loader_knobs import knobs_of
 from labkit.knobs import Settings
-from labkit.orders import UserSource
-from labkit.results.launch import Launched
-from labkit.results.payload import CannotSend, pickled, place, sizes_of
-from labkit.spec import LOADER_KNOBS
+from labkit.results.payload import Source
 from labkit.watching.loader_call import call_of, call_with
 
 NAMED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 BATCH_SIZE = 32  # for a dataset that is given without one
-GIVEN_WITH_IT = {
-    "collate_fn": "a function of a list of items",
-    "step": "a function of one batch",
-}
-MAX_PAYLOAD = 512 * 2**20  # bytes; a larger data set is better made where it is used
+INSTEAD = "give 'module:function' that makes it"
 
 
-@dataclass(frozen=True)
-class Source:
-    """A dataset, and the collate_fn and step that go with it, ready to be sent."""
-
-    name: str  # what tables and snippets call the dataset
-    payload: bytes = field(repr=False)  # {name: part, by value or as the text "module:name"}
-    parts: tuple[str, ...]  # the names of all parts that were given
-
-    def place(self, folder: Path) -> UserSource:
-        """Write the payload into a run's folder, for its owner alone; return where it is found."""
-        return place(folder, self.payload)
-
-    def described(self, spec: Launched) -> Mapping[str, object]:
-        """Return what the run's first event tells: the settings, and whose data it is."""
-        knobs = {name: getattr(spec, name) for name in LOADER_KNOBS}
-        return {"pipeline": knobs, "watched": {"loader": f"DataLoader({self.name})"}}
-
-
-def source_of(dataset: object, **parts: object) -> Source:
-    """Make a Source; raises ValueError on what cannot be sent or loaded, saying why.
-
-    `parts` may have the `collate_fn` and the `step`; None stands for a part that is not given.
-    """
-    given = {"dataset": dataset, **parts}
+def source_of(dataset: object, step: object = None, collate_fn: object = None) -> Source:
+    """Make a Source; raises ValueError on what cannot be sent or loaded, saying why."""
+    given = {"dataset": dataset, "step": step, "collate_fn": collate_fn}
     given = {name: part for name, part in given.items() if part is not None}
     for name, part in given.items():
-        if isinstance(part, str):
-            if not NAMED.fullmatch(part):
-                example = "as in 'train:make_dataset'"
-                raise ValueError(f"{name}={part!r}: write module:function, {example}.")
-        elif name == "dataset":
-            _check_dataset(part)
-        elif not callable(part):
-            raise ValueError(f"{name}={part!r}: give {GIVEN_WITH_IT[name]}.")
-    name = dataset if isinstance(dataset, str) else type(dataset).__name__
-    return Source(name, _pickled(given), tuple(given))
-
-
-def own_data(what: Any, collate_fn: object, step: object) -> tuple[Source, Settings, LoopCode]:
-    """Return the Source of a dataset or a DataLoader, its settings, and how its script makes it.
-
-    Raises ValueError on what cannot be sent or loaded, saying why.
-    """
-    known = knobs_of(what)
-    if not known:
-        code = LoopCode.of(call_with(what, collate_fn=collate_fn))
-        source = source_of(what, collate_fn=collate_fn, step=step)
-        return source, {"batch_size": BATCH_SIZE}, code
-    if collate_fn is not None:
-        raise ValueError("collate_fn: a DataLoader has its own.")
-    if what.batch_size is None:
-        raise ValueError(
-            "this DataLoader has a batch_sampler of its own (or none): give its dataset, and "
-            "batch_size=..., collate_fn=... instead."
-        )
-    source = source_of(what.dataset, collate_fn=what.collate_fn, step=step)
-    return source, known, LoopCode.of(call_of(what))
-
-
-def _check_dataset(dataset: object) -> None:
-    """Raise ValueError where an object cannot be read as a dataset, again and again."""
+        if isinstance(part, str) and not NAMED.fullmatch(part):
+            raise ValueError(f"{name}={part!r}: write module:function, as in 'train:make_dataset'.")
+    if step is not None and not isinstance(step, str) and not callable(step):
+        raise ValueError(f"step={step!r}: give a function of one batch.")
+    if isinstance(dataset, str):
+        return Source.of(dataset, given, INSTEAD)
     kind = type(dataset).__name__
     if hasattr(dataset, "__next__"):
         raise ValueError(
@@ -99,26 +38,25 @@ def _check_dataset(dataset: object) -> None:
         )
     is_readable = hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
     if isinstance(dataset, type) or not is_readable:
-        made = " Pass an instance, not the class or function." if callable(dataset) else ""
-        raise ValueError(f"{kind} is not a dataset: it needs __len__ and __getitem__.{made}")
-
-
-def _pickled(objects: Mapping[str, object]) -> bytes:
-    """Return the objects as bytes; raise ValueError naming the one that cannot be sent."""
-    instead = "give 'module:function' that makes it"
-    try:
-        sizes = sizes_of(objects)
-    except CannotSend as found:
-        kind = type(objects[found.name]).__name__
         raise ValueError(
-            f"{found.name} ({kind}) cannot be sent to a process of its own: "
-            f"{type(found.why).__name__}: {found.why}. Open files and locks when they are first "
-            f"used, or {instead}."
-        ) from None
-    payload = pickled(objects)
-    if len(payload) > MAX_PAYLOAD:
-        size = f"{len(payload) / 2**20:.0f} MiB (at most {MAX_PAYLOAD // 2**20})"
-        largest = max(sizes, key=sizes.__getitem__)
-        what = f"what is sent to every run holds {size}, most of it the {largest}"
-        raise ValueError(f"{what}: {instead}.")
-    return payload
+            f"{kind} is not a dataset: it needs __len__ and __getitem__. Pass an instance, not "
+            "the class or function."
+        )
+    return Source.of(kind, given, INSTEAD)
+
+
+def own_data(what: Any, step: object) -> tuple[Source, Settings, LoopCode]:
+    """Return the Source of a dataset or a DataLoader, its settings, and how its script makes it.
+
+    Raises ValueError on what cannot be sent or loaded, saying why.
+    """
+    known = knobs_of(what)
+    if not known:
+        return source_of(what, step), {"batch_size": BATCH_SIZE}, LoopCode.of(call_with(what))
+    if what.batch_size is None:
+        raise ValueError(
+            "this DataLoader has a batch_sampler of its own (or none): give its dataset, and "
+            "batch_size=... instead."
+        )
+    source = source_of(what.dataset, step, what.collate_fn)
+    return source, known, LoopCode.of(call_of(what))

@@ -1,4 +1,4 @@
-"""A trial: knobs that were run, and what was measured."""
+"""A trial: the settings that were run, and what was measured. Settings are knobs, as a dict."""
 
 from __future__ import annotations
 
@@ -6,14 +6,35 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
+from labkit.api import Run
 from labkit.knobs import Settings, as_typed
-from labkit.results.run import Run
-from labkit.tuning.settings import cost
+from labkit.spec import KNOBS, LOADER_KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS
 from labkit.watching.trial_hook import Seen
 
 TIE = 0.03  # throughputs closer than this are the same: repeats of one run differ by more
 WAITING = 0.05  # share of the time; below it no queue is worth a trial
 UNEVEN = 5.0  # a longest wait of so many steps' time asks for a longer queue
+
+
+def of_loader(knobs: Settings) -> Settings:
+    """Return a DataLoader's arguments among knobs, those that are missing at their defaults.
+
+    Without workers, the arguments that need them are dropped.
+    """
+    found = {name: knobs.get(name, KNOBS[name].default) for name in LOADER_KNOBS}
+    if not found["num_workers"]:
+        return found | WITHOUT_WORKERS
+    return found | {"prefetch_factor": found["prefetch_factor"] or PYTORCH_PREFETCH}
+
+
+def in_flight(knobs: Settings) -> int:
+    """Return how many batches may wait in the loader's queues."""
+    return knobs["num_workers"] * (knobs["prefetch_factor"] or 0)
+
+
+def cost(knobs: Settings) -> tuple[int, int, bool]:
+    """Sort settings from cheap to dear: by workers, then by samples that wait in RAM."""
+    return knobs["num_workers"], in_flight(knobs) * knobs["batch_size"], knobs["pin_memory"]
 
 
 @dataclass(frozen=True)
@@ -40,17 +61,19 @@ class Trial:
     """Settings that were tried, and what became of them."""
 
     knobs: Settings
-    why: str = ""
     changes: Settings = field(default_factory=dict)  # the knobs that differ from those before it
     outcomes: list[Outcome] = field(default_factory=list, repr=False)  # one for each run
-    said: str = ""  # what became of it, in a few words
-    is_bound: bool = False  # whether it only says what could be gained: nobody can set it
 
     @classmethod
-    def changing(cls, before: Settings, knobs: Settings, why: str) -> Trial:
+    def changing(cls, before: Settings, knobs: Settings) -> Trial:
         """Return the trial of the knobs `before` with those of `knobs` in their place."""
         changes = {name: value for name, value in knobs.items() if value != before.get(name)}
-        return cls(before | knobs, why, changes)
+        return cls(before | knobs, changes)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether its batches are ready: it says what could be gained, nobody can set it."""
+        return bool(self.knobs.get("ready"))
 
     @property
     def workers(self) -> int:
@@ -63,14 +86,9 @@ class Trial:
         return [each.rate for each in self.outcomes if each.rate]
 
     @property
-    def rate(self) -> float | None:
-        """Median throughput, samples/s; None where no run gave a number."""
-        return median(self.rates) if self.rates else None
-
-    @property
-    def speed(self) -> float:
-        """The throughput, samples/s; 0 where no run gave a number."""
-        return self.rate or 0.0
+    def rate(self) -> float:
+        """Median throughput, samples/s; 0 where no run gave a number."""
+        return median(self.rates or [0.0])
 
     @property
     def error(self) -> str | None:
@@ -94,21 +112,16 @@ class Trial:
 
     def to_dict(self) -> dict[str, object]:
         """Return the trial as JSON types."""
-        names = ("why", "changes", "knobs", "error", "said")
-        rates = {"throughput": self.rate, "throughputs": self.rates}
+        names = ("changes", "knobs", "error")
+        rates = {"throughput": self.rate or None, "throughputs": self.rates}
         return {name: getattr(self, name) for name in names} | rates
-
-
-def is_tie(trial: Trial, fastest: Trial) -> bool:
-    """Return whether a trial is as fast as the fastest one."""
-    return trial.speed >= (1 - TIE) * fastest.speed
 
 
 def cheapest_of_fastest(trials: Iterable[Trial]) -> Trial | None:
     """Return the cheapest of the trials that tie with the fastest; None where none has a number."""
     measured = [each for each in trials if each.rates and not each.error and not each.is_bound]
-    fastest = max(measured, key=lambda trial: trial.speed, default=None)
-    if fastest is None:
+    if not measured:
         return None
-    tied = [trial for trial in measured if is_tie(trial, fastest)]
+    fastest = max(trial.rate for trial in measured)
+    tied = [trial for trial in measured if trial.rate >= (1 - TIE) * fastest]
     return min(tied, key=lambda trial: (*cost(trial.knobs), len(trial.changes)))

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
+from labkit.api import Run, launch
 from labkit.knobs import Settings
-from labkit.process import launcher
 from labkit.results.core_use import CoreUse
-from labkit.results.launch import launch
-from labkit.results.run import Run
+from labkit.results.payload import Source
 from labkit.spec import Pipeline
-from labkit.tuning.settings import in_flight
-from labkit.tuning.source import Source
-from labkit.tuning.trial import Outcome
+from labkit.tuning.trial import Outcome, in_flight
 
 FEWEST_STEPS = 24  # after the warm-up; with fewer, the throughput is a guess
 FEWEST_FIRST = 6  # steps of the first run, from which the time for the others is known
@@ -43,7 +39,7 @@ class TrialBench:
         """
         run = self._run(knobs, rate)
         is_short = run.steps < FEWEST_FIRST + in_flight(knobs)
-        if run.outcome == "finished" and rate is None and is_short:
+        if run.outcome == "finished" and not rate and is_short:
             run = self._run(knobs, run.throughput or run.samples / self.seconds or 1.0)
         if run.outcome != "finished":
             return Outcome(error=run.error or run.outcome, run=run)
@@ -61,24 +57,15 @@ class TrialBench:
         )
 
     def _run(self, knobs: Settings, rate: float | None) -> Run:
-        """Run knobs once."""
-        changes = knobs | {"steps": ENDLESS, "seconds": self._seconds(knobs, rate), "xray": False}
-        if self.look:
-            changes |= {"xray": True, "seconds": self._seconds(knobs, rate) + LOOK_S}
-        elif self.source is not None:  # other items each time: none is in the cache from before
+        """Run knobs once, for longer the slower they are: the queues that fill do not count."""
+        seconds = self.seconds + LOOK_S * self.look
+        if rate:
+            batch_s = knobs["batch_size"] / rate
+            filling_s = min(2 * self.seconds, in_flight(knobs) * batch_s)
+            seconds = min(LONGEST_S, max(seconds, FEWEST_STEPS * batch_s) + filling_s)
+        changes = knobs | {"steps": ENDLESS, "seconds": seconds, "xray": self.look}
+        if self.source is not None:  # other items each time: none is in the cache from before
             changes["seed"] = self.pipeline.seed + self.count
         self.count += 1
-
         started = launch(self.pipeline.but(**changes), source=self.source)
-        run = cast("Run", started).wait_or_raise(self.each)
-        if not self.look:
-            launcher.stand_by(forced=True)  # it imports torch while the next knobs are chosen
-        return run
-
-    def _seconds(self, knobs: Settings, rate: float | None) -> float:
-        """Return how long to run; the queues are filled first, and that does not count."""
-        if not rate:
-            return self.seconds
-        batch_s = knobs["batch_size"] / rate
-        filling_s = min(2 * self.seconds, in_flight(knobs) * batch_s)
-        return min(LONGEST_S, max(self.seconds, FEWEST_STEPS * batch_s) + filling_s)
+        return started.wait_or_raise(self.each)

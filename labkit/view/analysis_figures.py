@@ -9,10 +9,8 @@ import pandas
 from matplotlib.figure import Figure
 
 from labkit.text import counted
-from labkit.traces.breakdown import Breakdown
-from labkit.traces.compare import TraceComparison
+from labkit.traces.breakdown import Breakdown, Change, TraceComparison, words_of
 from labkit.traces.public import PublicTrace
-from labkit.traces.ranks import RankTraces
 from labkit.view.primitives import AROUND_IN, ROW_IN, Bar, Lane, draw_lanes, hbars
 from labkit.view.rows_figure import plot
 from labkit.view.style import (
@@ -41,12 +39,6 @@ CLASSES = {  # of a trace: (name, colour), the kit's where a class is one of its
     "cpu_exec": ("CPU operators", SKY),
     "other": ("other (Python)", OTHER),
 }
-CAUSES = {
-    "host_wait_us": "host wait (ran dry)",
-    "host_us": "host outside operators",
-    "kernel_wait_us": "kernel wait (short gaps)",
-    "other_us": "other",
-}
 COLOUR_OF_LANE = {  # rows of a picture of a trace, as the classes that they show
     "CPU operators": SKY,
     "DataLoader": WAIT,
@@ -54,11 +46,6 @@ COLOUR_OF_LANE = {  # rows of a picture of a trace, as the classes that they sho
     "kernels": COMPUTE,
     "collectives": BLUE,
     "copies": COPY,
-}
-TITLES = {
-    "classes": "the average step by class (grey line: before)",
-    "kernels": "kernels that changed most",
-    "operators": "operators that changed most: host time",
 }
 LANE_IN = 0.26  # inches that a lane is high
 LANES_AROUND_IN = 0.4
@@ -79,28 +66,22 @@ def draw_trace(breakdown: Breakdown) -> Figure:
             bars.append(Bar(name, share * step_us, text, colour))
     panels = {"the average step by class: sums, not a timeline": bars}
     if breakdown.gpu_utilization is not None:
-        gaps = {name: breakdown.idle.get(cause) or 0.0 for cause, name in CAUSES.items()}
-        idle = sum(gaps.values())
-        title = f"device idle: {_ms(idle)} a step ({whole_percent(idle / step_us)})"
+        gaps = {words_of(cause): us or 0.0 for cause, us in breakdown.idle.items()}
+        title = f"device idle: {_ms(sum(gaps.values()))} a step"
         panels[title] = [Bar(name, gap, _ms(gap), "#777777") for name, gap in gaps.items()]
     if breakdown.top_kernels:
         on_cores = whole_percent(breakdown.tensor_core_share)
         could = whole_percent(breakdown.tensor_core_eligible_share)
         title = f"top kernels; on Tensor Cores: {on_cores} of kernel time, could be {could}"
-        panels[title] = _kernel_bars(breakdown)
+        panels[title] = []
+        for kernel in breakdown.top_kernels[:MOST_KERNELS]:
+            took_us = kernel.total_us / breakdown.steps
+            text = f"{_ms(took_us)}{' (Tensor Cores)' if kernel.tensor_core else ''}"
+            panels[title].append(Bar(_short(kernel.name), took_us, text, COMPUTE))
     device = drawable(breakdown.device_name or breakdown.device_kind.upper(), SOURCE_LENGTH)
     steps = counted(breakdown.steps, "step")
     busy = f"{whole_percent(breakdown.utilization)} of a step computing"
     return _bars_page(f"{device}: {busy}; {steps} of {_ms(step_us)} on average", panels)
-
-
-def _kernel_bars(breakdown: Breakdown) -> list[Bar]:
-    bars = []
-    for kernel in breakdown.top_kernels[:MOST_KERNELS]:
-        took_us = kernel.total_us / breakdown.steps
-        text = f"{_ms(took_us)}{' (Tensor Cores)' if kernel.tensor_core else ''}"
-        bars.append(Bar(_short(kernel.name), took_us, text, COMPUTE))
-    return bars
 
 
 @our_style
@@ -143,37 +124,26 @@ def draw_timeline(
 
 @our_style
 def draw_comparison(comparison: TraceComparison) -> Figure:
-    """Draw the average step of two traces by class, and the kernels and operators that changed."""
-    panels = {}
-    for what, changes in comparison.changes().items():
-        bars = [_changed_bar(change) for _, change in changes.iterrows() if change[:2].any()]
-        if bars:
-            panels[TITLES[what]] = bars
+    """Draw the average step of two traces by class, and the kernels that changed most."""
+    panels = {
+        "the average step by class (grey line: before)": comparison.classes,
+        "kernels that changed most": comparison.kernels,
+    }
+    bars = {}
+    for title, changes in panels.items():
+        rows = [each for each in changes if each.before_us or each.after_us]
+        if rows:
+            bars[title] = [_changed_bar(each) for each in rows]
     before = drawable(comparison.before.source, SOURCE_LENGTH)
     after = drawable(comparison.after.source, SOURCE_LENGTH)
-    return _bars_page(f"{before} -> {after}: {comparison.headline}", panels)
+    return _bars_page(f"{before} -> {after}: {comparison.headline}", bars)
 
 
-def _changed_bar(change: pandas.Series) -> Bar:
-    name, colour = CLASSES.get(str(change.name), (_short(str(change.name)), COMPUTE))
+def _changed_bar(change: Change) -> Bar:
+    name, colour = CLASSES.get(change.name, (_short(change.name), COMPUTE))
     sign = "-" if change.change_us < 0 else "+"
     text = f"{_ms(change.after_us)} ({sign}{_ms(abs(change.change_us))})"
     return Bar(name, change.after_us, text, colour, before=change.before_us)
-
-
-def draw_rank_traces(ranks: RankTraces) -> Figure:
-    """Draw where the average step of every rank went: who waits in collectives, and for whom."""
-    # In this order `plot` gives collectives and kernels the colours that they have in a timeline
-    parts = {"exposed_comm": "communication", "idle": "device idle", "compute_busy": "kernel"}
-    rows = []
-    for each in ranks:
-        for part, name in parts.items():
-            spent_ms = each.busy.get(part, 0.0) * each.step_us / 1000
-            rows.append({"rank": f"rank {each.rank}", "part": name, "step_ms": spent_ms})
-    late = ranks.straggler
-    found = "no straggler" if late is None else f"the others wait for rank {late}"
-    title = f"{ranks.source[:SOURCE_LENGTH]}: {len(ranks)} ranks; {found}"
-    return plot(pandas.DataFrame(rows), "rank", "step_ms", "part", title=title)
 
 
 def draw_reference(known: PublicTrace) -> Figure:

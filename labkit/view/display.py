@@ -12,11 +12,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from labkit.api import Ranks, Run, Sweep
 from labkit.process.notebook import in_notebook
-from labkit.results.event_log import EventLogResult
-from labkit.results.ranks import Ranks
-from labkit.results.run import Run
-from labkit.results.sweep import Sweep
+from labkit.results.log_data import LogData
 from labkit.text import counted, printable
 
 if TYPE_CHECKING:
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 
 PERIOD_S = 0.2  # s between two updates: a person reads no faster
 FIGURE_TEXT = "<labkit figure>"  # the same for every figure: nbval compares texts
-FIGURE_PX = {False: 660, True: 780}  # height of a figure, 900 wide; True: with the run before
 LEAST_IPYWIDGETS = 8
 SHARPNESS = 1.5  # pixels of a stored figure per CSS pixel: sharp enough, and small in the notebook
 
@@ -133,7 +130,7 @@ class StaticFigure:
         return bundle, {"image/png": {"width": self.width}}
 
 
-def stage_line(run: EventLogResult) -> str:
+def stage_line(run: LogData) -> str:
     """Say what a run that has not measured anything yet is busy with."""
     stage = run.stage
     name = f"waiting: {stage['name']}" if stage.get("waiting") else stage["name"]

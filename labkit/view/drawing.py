@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from labkit.api import Measurements
 from labkit.bench.grid import TIMED
-from labkit.results.measurements import Measurements
 from labkit.view.display import StaticFigure
 
 if TYPE_CHECKING:

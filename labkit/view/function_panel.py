@@ -10,14 +10,14 @@ from typing import Any
 import ipywidgets as widgets
 from IPython.display import DisplayHandle, display
 
+from labkit.api import Measurements, launch
 from labkit.bench.grid import Grid
 from labkit.knobs import Knob
-from labkit.results.launch import launch
-from labkit.results.measurements import Measurements
+from labkit.results.measurements import short
+from labkit.results.payload import Source
 from labkit.view.controls import Control, shown
 from labkit.view.display import StaticFigure
 from labkit.view.drawing import Drawing
-from labkit.view.function_payload import FunctionPayload
 from labkit.view.panel import Panel
 
 REDRAW_S = 1.0  # s, between two drawings of the rows so far
@@ -31,7 +31,7 @@ class FunctionPanel(Panel):
     def __init__(
         self,
         grid: Grid,
-        source: FunctionPayload,
+        source: Source,
         drawing: Drawing,
         measured: Measurements,
     ):
@@ -94,7 +94,9 @@ class FunctionPanel(Panel):
         drawn = self.draw()
         if drawn and self.stored is not None:
             self.stored.update(drawn)
-        self.say(f"{what}: {added.in_words}", good=not added.failures)
+        failed = [row["error"] for row in added.failures]
+        took = [f"{short(ms)} ms" for ms in added.rows["ms"].dropna()]
+        self.say(f"{what}: {', '.join(failed or took) or 'measured'}", good=not failed)
 
 
 def knob_of(name: str, values: Sequence[Any], function: str) -> Knob | None:

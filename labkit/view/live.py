@@ -12,10 +12,8 @@ from pathlib import Path
 import anywidget
 import traitlets
 
-from labkit.results.ranks import Ranks
-from labkit.results.run import Run
-from labkit.results.sweep import Sweep
-from labkit.view import display
+from labkit.api import Ranks, Run, Sweep
+from labkit.view import FIGURE_PX, display
 from labkit.view.live_frame import live_frame, live_line
 
 HERE = Path(__file__).parent
@@ -61,7 +59,8 @@ class LiveView(anywidget.AnyWidget):
     def __init__(self, before: Run | None = None, height: int = 0):
         super().__init__(height=height)
         self.title = ""  # what is being run, where it is one of several
-        self.run: Run | None = None
+        self.what: Run | Ranks | None = None  # that is drawn
+        self.run: Run | None = None  # of it: the first of several ranks
         self.serial = 0  # of the run: the page forgets the steps of the one before
         self.drawn_steps = 0
         self.due = 0.0  # when to draw again, s
@@ -69,13 +68,12 @@ class LiveView(anywidget.AnyWidget):
 
     def show_before(self, before: Run | None) -> None:
         """Draw `before`'s utilization faintly behind; None removes it."""
-        self.overlay = {} if before is None else live_frame(before)
+        self.overlay = {} if before is None else live_frame(before.data)
         self.overlay_name = (before.mark if before else None) or "run before"
 
     def update(self, running: Run | Ranks) -> None:
         """Show what it has done by now."""
-        one_moment = (first_rank(running) or running).as_of_now()
-        with one_moment, self.hold_sync():  # one message to the browser
+        with self.hold_sync():  # one message to the browser
             self._read(running)
             self.running = True
             self.status = self.title + progress_line(running)
@@ -88,16 +86,18 @@ class LiveView(anywidget.AnyWidget):
             self.status = self.title + display.closing_line(ended)
 
     def _read(self, what: Run | Ranks) -> None:
-        run = first_rank(what)
-        if run is not self.run or run is None:
-            self.run = run
+        first = first_rank(what)
+        if what is not self.what or self.run is None:
+            self.what = what
+            self.run = first
             self.serial += 1
             self.drawn_steps = 0
             self.frame = {}
             self.device = "device"
             self.badge = what.mark or ""
-        if run is None:
+        if first is None:
             return
+        run = first.data
         if run.machine.kind != "unknown":
             self.device = run.machine.kind.upper()
         if run.steps > self.drawn_steps:
@@ -106,7 +106,7 @@ class LiveView(anywidget.AnyWidget):
 
     def follow(self, running: Run | Ranks) -> None:
         """Do as `update`, but, once there are steps to be seen, ten times a second at most."""
-        seen = self.frame and first_rank(running) is self.run
+        seen = self.frame and running is self.what
         began = time.monotonic()
         if not seen or began >= self.due:
             self.update(running)
@@ -124,7 +124,7 @@ class RunDisplay:
     def __init__(self, before: Run | None = None):
         self.before = before
         self.run: Run | Ranks | None = None
-        self.view = LiveView(before, display.FIGURE_PX[before is not None])
+        self.view = LiveView(before, FIGURE_PX[before is not None])
         self.shown = display.Display(self.view)
 
     def next(self, title: str) -> None:
@@ -156,7 +156,7 @@ class RunDisplay:
 def progress_line(running: Run | Ranks) -> str:
     """Say how far a run is."""
     run = first_rank(running)
-    return display.stage_line(running) if run is None else live_line(run)
+    return display.stage_line(running.data) if run is None else live_line(run.data)
 
 
 def first_rank(running: Run | Ranks | None) -> Run | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
 
-from labkit.results.log_reader import of_one_moment
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.spec import KNOBS
 from labkit.stamps.step_classes import split_steps
 from labkit.view.display import stage_line
@@ -20,8 +20,7 @@ USUAL_WINDOW_S = 2.0
 Frame = dict[str, object]
 
 
-@of_one_moment
-def live_frame(run: Run, serial: int = 0) -> Frame:
+def live_frame(run: RunData, serial: int = 0) -> Frame:
     """Return all that the canvas draws (see live_frame.js); {} before the first step.
 
     `serial` numbers the runs of one canvas. The arrays are float32.
@@ -43,7 +42,8 @@ def live_frame(run: Run, serial: int = 0) -> Frame:
     }
 
 
-def recent_steps(run: Run) -> tuple[np.ndarray, np.ndarray]:
+@functools.lru_cache(maxsize=1)
+def recent_steps(run: RunData) -> tuple[np.ndarray, np.ndarray]:
     """Return the stamps (n, 6) of the latest steps, s, and what they took by part (n, 4), ms.
 
     Of the first step that is NaN: nothing is known of the time before it.
@@ -54,14 +54,14 @@ def recent_steps(run: Run) -> tuple[np.ndarray, np.ndarray]:
     return stamps, 1e3 * np.vstack([np.full(4, np.nan), parts])
 
 
-def mean_ms(run: Run) -> list[float]:
+def mean_ms(run: RunData) -> list[float]:
     """Return the mean measured step by part, ms: of the latest; 0 before there is one."""
-    _, spent_ms = run.once(recent_steps)
+    _, spent_ms = recent_steps(run)
     measured = spent_ms[1:][-min(RECENT, run.steps - run.warmup) :]
     return measured.mean(axis=0).tolist() if len(measured) else [0.0] * 4
 
 
-def window(run: Run) -> tuple[float, float]:
+def window(run: RunData) -> tuple[float, float]:
     """Return start and width, s, of what is shown: 2 s, unless its steps would blur or miss."""
     step_s = run.length_s / run.steps
     width = np.clip(USUAL_WINDOW_S, 4 * step_s, 0.75 * STEPS_SHOWN * step_s)
@@ -69,14 +69,14 @@ def window(run: Run) -> tuple[float, float]:
     return max(0.0, run.length_s - width_s), width_s
 
 
-def step_rows(run: Run, start_s: float) -> np.ndarray:
+def step_rows(run: RunData, start_s: float) -> np.ndarray:
     """Return stamps since the window's start, s, and parts, ms, of the steps in it (n, 10)."""
-    stamps, spent_ms = run.once(recent_steps)
+    stamps, spent_ms = recent_steps(run)
     rows = np.column_stack([stamps - start_s, spent_ms])
     return rows[rows[:, 5] >= 0][-STEPS_SHOWN:].astype(np.float32)
 
 
-def curve_of(run: Run) -> np.ndarray:
+def curve_of(run: RunData) -> np.ndarray:
     """Return (n, 2) float32: time, s, and utilization around it, %; none of very few steps."""
     width = max(SMOOTH, math.ceil(4 * POINTS / run.steps))
     if width > POINTS or not run.length_s:
@@ -86,8 +86,7 @@ def curve_of(run: Run) -> np.ndarray:
     return np.column_stack([seconds, 100 * shares]).astype(np.float32)
 
 
-@of_one_moment
-def live_line(run: Run) -> str:
+def live_line(run: RunData) -> str:
     """Say in one line how far the run is and what it has measured since its warm-up."""
     if not run.steps:
         return stage_line(run)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING
 
+from labkit.api import Measurements, launch
 from labkit.bench.grid import Grid
-from labkit.diagnosis.device_peaks import ROOFS, Peaks
 from labkit.process.notebook import in_notebook
-from labkit.results.launch import launch
-from labkit.results.measurements import Measurements
+from labkit.results.device_peaks import ROOFS, Peaks
+from labkit.results.payload import Source
 from labkit.stamps.interrupts import held
 from labkit.view.display import Display, stage_line, why_no_widgets
 from labkit.view.drawing import Drawing
-from labkit.view.function_payload import FunctionPayload, signature_of
 
 if TYPE_CHECKING:
     import pandas
 
     from labkit.bench.stopwatch import Bench
     from labkit.view.rows_figure import Rows
-
-OURS = ("device", "wait", "x", "y", "by", "title", "beside", "log")  # arguments of lk.measure
 
 
 def measure(
@@ -69,15 +68,11 @@ def measure(
     one that has an argument of a name above;
     RuntimeError where every row failed, or none was measured: another run has the device.
     """
-    values = {}
-    for name, given in grid.items():
-        values[name] = list(given) if isinstance(given, (list, tuple, range)) else [given]
-    name, arguments, needed = signature_of(function)
-    taken = [each for each in arguments if each in OURS]
-    if taken:
-        raise ValueError(f"{name}() has an argument {taken[0]}, as lk.measure has: rename yours.")
-    spec = Grid(name, arguments, needed, values, device)
-    source = FunctionPayload(function)
+    spec = Grid.of(function, grid, device)
+    used = inspect.getclosurevars(function)
+    parts = {**used.globals, **used.nonlocals, spec.name: function}
+    parts = {name: part for name, part in parts.items() if not isinstance(part, ModuleType)}
+    source = Source.of(spec.name, parts, "make it inside the function")
     drawing = Drawing(x, y, by, title, beside, log)
     with held():
         started = launch(spec, source=source)

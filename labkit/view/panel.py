@@ -21,7 +21,7 @@ from ipywidgets import Layout
 
 from labkit.knobs import Settings
 from labkit.process import launcher
-from labkit.results.event_log import POLL_S, EventLogResult
+from labkit.results.log_reader import POLL_S, LiveResult
 from labkit.view.controls import Control
 from labkit.view.display import why_no_widgets
 from labkit.view.live import PanelAccess
@@ -32,7 +32,7 @@ OLD = "labkit-old"  # faint: not of this run
 # Under the widget, hidden by live.css: seen only where its kernel is gone, or no widgets are shown
 FALLBACK = "<div class='labkit-fallback'>A panel needs its kernel: run this cell again. {}</div>"
 
-Followed = TypeVar("Followed", bound=EventLogResult)
+Followed = TypeVar("Followed", bound=LiveResult)
 
 
 class Panel(widgets.VBox):
@@ -119,7 +119,7 @@ class Panel(widgets.VBox):
     async def follow(self, run: Followed, draw: Callable[[Followed], object]) -> None:
         """Draw `run` until it ends or is to stop; no process of it is left afterwards."""
         try:
-            while run.running and not self._stop.is_set():
+            while run.data.running and not self._stop.is_set():
                 draw(run)
                 await self.pause(POLL_S)
         except BaseException:

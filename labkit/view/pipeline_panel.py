@@ -7,12 +7,11 @@ from collections.abc import Sequence
 
 import ipywidgets as widgets
 
+from labkit.api import Run, launch
 from labkit.diagnosis.findings import gain_without
 from labkit.knobs import check_names
 from labkit.prediction.prediction import Prediction
 from labkit.results.hardware import check_device
-from labkit.results.launch import launch
-from labkit.results.run import Run
 from labkit.spec import KNOBS, Pipeline
 from labkit.view.controls import Control, shown
 from labkit.view.live import LiveView

@@ -8,21 +8,21 @@ from collections.abc import Mapping
 
 from labkit.prediction.prediction import Prediction, predict
 from labkit.results.core_use import CoreUse
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.spec import Pipeline
 
 BEFORE_ANY = "Run once: from then on this line says what a slider would bring, before you run it."
 UNMOVED = "Move a slider: what it would bring is drawn here, before you run it."
 
 
-def expected(run: Run, asked: Pipeline) -> Prediction | None:
+def expected(run: RunData, asked: Pipeline) -> Prediction | None:
     """Predict what `asked` would bring from what `run` measured; None where nothing differs."""
     old = run.asked.to_dict()
     changes = {name: value for name, value in asked.to_dict().items() if value != old[name]}
     return predict(run, **changes) if changes else None
 
 
-def bars_html(found: Prediction | None, before: Run | None, came: Run | None = None) -> str:
+def bars_html(found: Prediction | None, before: RunData | None, came: RunData | None = None) -> str:
     """Draw what was `found` from the run `before`: its ranges as bars, and marks of what came.
 
     How the marks look is in live.css, by their names.
@@ -50,7 +50,7 @@ def bar(
     form: str,
     statistic: str,
     found: Prediction,
-    drawn: Mapping[str, Run | Prediction],
+    drawn: Mapping[str, RunData | Prediction],
 ) -> str:
     """Return a row of HTML: the range of a prediction as a bar, and marks of what is drawn.
 
@@ -66,7 +66,7 @@ def bar(
     return f"<div class='row'><b>{name}</b><div>{inside}</div><span>{text}</span></div>"
 
 
-def outcome_text(found: Prediction, came: Run) -> str:
+def outcome_text(found: Prediction, came: RunData) -> str:
     """Say how right a prediction was, as HTML."""
     measured = came.throughput or 0.0
     low, high = found.throughput_range or (0.0, 0.0)

@@ -8,10 +8,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from labkit.diagnosis.judge import of_run
 from labkit.results import saving
 from labkit.results.privacy import for_others
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.results.templates import template
+from labkit.view.run_figure import draw_run
+from labkit.view.workers_figure import draw_workers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure  # a second, which `labkit watch` need not wait for
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 MARK = "<!-- written by labkit -->"
 
 
-def export(run: Run, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
+def export(run: RunData, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
     """Write a run in the format of the path's suffix: .html, .png, .svg, .pdf or .csv.
 
     Args:
@@ -34,7 +37,7 @@ def export(run: Run, path: str | os.PathLike[str], overwrite: bool = False) -> P
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix in saving.FIGURES:
-        return saving.save_figure(run.plot(), path, overwrite)
+        return saving.save_figure(draw_run(run, None), path, overwrite)
     if suffix not in (".html", ".csv"):
         known = ".html, .csv, .png, .svg or .pdf"
         raise ValueError(
@@ -44,19 +47,20 @@ def export(run: Run, path: str | os.PathLike[str], overwrite: bool = False) -> P
     return saving.save_text(path, text, overwrite)
 
 
-def html_page(run: Run, verdict: str = "") -> str:
+def html_page(run: RunData, verdict: str = "") -> str:
     """Return a self-contained page of HTML: the verdict, the pictures, the settings, the machine.
 
     `verdict` is the text of a verdict that is known already; without it the run is diagnosed.
     """
+    found = of_run(run)
     changed = run.pipeline.changed().items()
     return template("report.html").render(
         mark=MARK,
         run=run,
-        headline=": ".join(filter(None, [run.mark, run.diagnose().headline])),
-        verdict=for_others(verdict or str(run.diagnose())),
-        run_png=_png(run.plot()),
-        workers_png=_png(run.workers.plot()) if run.workers else "",
+        headline=": ".join(filter(None, [run.mark, found.headline])),
+        verdict=for_others(verdict or str(found)),
+        run_png=_png(draw_run(run, None)),
+        workers_png=_png(draw_workers(run.workers)) if run.workers else "",
         settings="\n".join(f"{name}={value!r}" for name, value in changed) or "the defaults",
     )
 

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
 from labkit.bench.grid import NOISY
-from labkit.results.measurements import UNITS, Measurements, short
+from labkit.results.measurements import UNITS, MeasurementsData, short
 from labkit.view.primitives import name_rows, write_beside
 from labkit.view.style import (
     BEFORE,
@@ -24,7 +24,7 @@ from labkit.view.style import (
     page,
 )
 
-Rows = pandas.DataFrame | Measurements
+Rows = pandas.DataFrame | MeasurementsData
 
 LOGS = (None, "", "x", "y", "xy")
 HOLLOW = f"hollow: noisy, spread above {NOISY:.0%} of the median"

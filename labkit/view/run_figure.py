@@ -14,11 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from labkit.diagnosis.hot_lines import Lines
+from labkit.diagnosis.hot_lines import Lines, lines_of
 from labkit.results.readings import driver_readings, readings_of
-from labkit.results.run import Run
-from labkit.results.run_text import in_short
-from labkit.view.display import FIGURE_PX
+from labkit.results.run_data import RunData
+from labkit.view import FIGURE_PX
 from labkit.view.primitives import Bar, Lane, draw_lanes, hbars, patches, stack, write_beside
 from labkit.view.run_header import device_of, run_header
 from labkit.view.style import (
@@ -54,7 +53,7 @@ INSTRUMENTS = {"all CPU cores (psutil)": SKY, "NVML's samples": BLUE, "nvidia-sm
 
 
 @our_style
-def draw_run(run: Run, before: Run | None) -> Figure:
+def draw_run(run: RunData, before: RunData | None) -> Figure:
     """Draw `run`, and `before` beside it where given.
 
     A run too short to have numbers gets a figure that says so, and why.
@@ -70,7 +69,7 @@ def draw_run(run: Run, before: Run | None) -> Figure:
         runs = {"before": before, **runs}
     heights = [*[TEETH] * len(runs), WHOLE, STEP * len(runs)]
     height_px = FIGURE_PX[before is not None]
-    bars = line_bars(run.lines) if run.watched else []
+    bars = line_bars(lines_of(run)) if run.watched else []
     if bars:
         heights.append(AROUND_LINES + LINE * len(bars))
         height_px += round(UNIT_PX * heights[-1])
@@ -78,7 +77,7 @@ def draw_run(run: Run, before: Run | None) -> Figure:
     length_s = window_s(runs.values())
     marked_s = 0.0, 0.0
     for place, (name, each) in zip(axes, runs.items(), strict=False):
-        what = "The teeth" if len(runs) == 1 else f"{name}: {in_short(each)}"
+        what = "The teeth" if len(runs) == 1 else f"{name}: {each.in_short}"
         marked_s = _draw_teeth(place, each, length_s, what)
     axes[len(runs) - 1].set_xlabel(f"{SINCE}: the marked stretch below, enlarged")
     _draw_whole(axes[len(runs)], runs, marked_s)
@@ -90,14 +89,14 @@ def draw_run(run: Run, before: Run | None) -> Figure:
     return figure
 
 
-def window_s(runs: Collection[Run]) -> float:
+def window_s(runs: Collection[RunData]) -> float:
     """Return how much of each run is drawn enlarged, s: a few steps, of the slower one."""
     measured_s = [run.length_s - end_of(run, max(run.warmup, 1)) for run in runs]
     longest_ms = max(run.step_ms or 0.0 for run in runs)
     return max(min(WINDOW_STEPS / len(runs) * longest_ms / 1e3, *measured_s), 1e-6)
 
 
-def _draw_teeth(axes: Axes, run: Run, length_s: float, what: str) -> tuple[float, float]:
+def _draw_teeth(axes: Axes, run: RunData, length_s: float, what: str) -> tuple[float, float]:
     """Draw lanes of true intervals in the middle of a run; return from when to when, s."""
     first = max(run.warmup, 1)
     middle = (first + run.steps) // 2
@@ -113,7 +112,7 @@ def _draw_teeth(axes: Axes, run: Run, length_s: float, what: str) -> tuple[float
     return start, start + length_s
 
 
-def _draw_whole(axes: Axes, runs: Mapping[str, Run], marked_s: tuple[float, float]) -> None:
+def _draw_whole(axes: Axes, runs: Mapping[str, RunData], marked_s: tuple[float, float]) -> None:
     """Draw utilization from the true intervals, the instruments' samples, warm-up and mean."""
     run = runs["this run"]
     shares, edges = _binned(run)
@@ -140,7 +139,7 @@ def _draw_whole(axes: Axes, runs: Mapping[str, Run], marked_s: tuple[float, floa
     legend_above(axes)
 
 
-def curves(run: Run) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def curves(run: RunData) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return the utilization that each instrument showed: when (n,), s, and the share (n,), 0 to 1.
 
     A missing sample is NaN: a gap. An instrument without any is left out.
@@ -152,18 +151,18 @@ def curves(run: Run) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {name: known for name, known in found.items() if np.isfinite(known[1]).any()}
 
 
-def end_of(run: Run, steps: int) -> float:
+def end_of(run: RunData, steps: int) -> float:
     """Return when the first `steps` steps were over, s."""
     return float(run.stretch(steps - 1, steps)[0, 5])
 
 
-def _binned(run: Run) -> tuple[np.ndarray, np.ndarray]:
+def _binned(run: RunData) -> tuple[np.ndarray, np.ndarray]:
     """Return a run's utilization in equal bins, and their edges, s."""
     bins = int(np.clip(run.steps // STEPS_A_BIN, *BINS))
     return run.timeline(bins)[1], np.linspace(0, run.length_s, bins + 1)
 
 
-def draw_mean_steps(axes: Axes, runs: Mapping[str, Run]) -> None:
+def draw_mean_steps(axes: Axes, runs: Mapping[str, RunData]) -> None:
     """Draw the mean step of each run; every number of the last one is in the legend.
 
     Where batches are accumulated it is that of an update: a micro-batch beside a whole batch

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from labkit.knobs import as_typed
 from labkit.results.core_use import CoreUse
-from labkit.results.ranks import Ranks
-from labkit.results.run import Run
+from labkit.results.ranks import RanksData
+from labkit.results.run_data import RunData
 from labkit.results.run_text import delays_of
 from labkit.text import noise
 from labkit.view.style import BOLD, GREY, LOUD, TextLine
@@ -17,14 +17,16 @@ TITLE_LENGTH = 60  # characters of the knobs in a title
 KNOBS_LENGTH = 240  # and in the line below it
 
 
-def header_of(title: str, texts: Iterable[str], runs: Sequence[Run | Ranks]) -> list[TextLine]:
+def header_of(
+    title: str, texts: Iterable[str], runs: Sequence[RunData | RanksData]
+) -> list[TextLine]:
     """Return a header: whether the first run was made elsewhere, the title, texts, machines."""
     recorded = [(run.mark, LOUD) for run in runs[:1] if run.mark]
     machines = dict.fromkeys(run.machine.line for run in runs if run.machine.kind != "unknown")
     return [*recorded, (title, BOLD), *((text, GREY) for text in [*texts, *machines] if text)]
 
 
-def run_header(run: Run, before: Run | None) -> list[TextLine]:
+def run_header(run: RunData, before: RunData | None) -> list[TextLine]:
     """Return the header of one run's figure; `before` is drawn beside it."""
     runs = [run] if before is None else [run, before]
     texts = [
@@ -37,7 +39,7 @@ def run_header(run: Run, before: Run | None) -> list[TextLine]:
     return header_of(message(run, before), texts, runs) + doubts(run)
 
 
-def message(run: Run, before: Run | None = None) -> str:
+def message(run: RunData, before: RunData | None = None) -> str:
     """Return the title: what came out, in numbers, and what was changed to get there."""
     if run.throughput is None:
         return "No numbers"
@@ -47,10 +49,10 @@ def message(run: Run, before: Run | None = None) -> str:
     return f"{_changes(before, run, TITLE_LENGTH)}: {gain:.1f}x the throughput, {busy_of(run)}"
 
 
-def doubts(run: Run | Ranks) -> list[TextLine]:
+def doubts(run: RunData | RanksData) -> list[TextLine]:
     """Return the lines that say what the numbers are worth: NOISY, shared, stopped, failed."""
     lines = [noise(run.spread or 0.0)] if run.noisy else []
-    use = CoreUse.of(run) if isinstance(run, Run) else CoreUse()
+    use = CoreUse.of(run) if isinstance(run, RunData) else CoreUse()
     if use.is_shared:
         others = f"{use.others:.1f} of {use.cores} cores"
         lines.append(f"SHARED MACHINE: other programs used {others} (psutil)")
@@ -59,25 +61,25 @@ def doubts(run: Run | Ranks) -> list[TextLine]:
     return [(line, LOUD) for line in lines]
 
 
-def device_of(run: Run) -> str:
+def device_of(run: RunData) -> str:
     """Return what the device is called in a figure: CPU, GPU, or device where it is unknown."""
     kind = run.machine.kind
     return "device" if kind == "unknown" else kind.upper()
 
 
-def busy_of(run: Run) -> str:
+def busy_of(run: RunData) -> str:
     """Say how busy the device was, and how much of that the model needed where it is known."""
     return ", ".join(filter(None, [f"{device_of(run)} busy {run.busy_text}", run.mfu_text]))
 
 
-def _before(run: Run, before: Run) -> str:
+def _before(run: RunData, before: RunData) -> str:
     """Name the run before by the knobs in which it differs, and say where it is from."""
     missing = "" if before.throughput else f": {before.outcome}, without numbers to draw"
     name = f"{_changes(run, before, KNOBS_LENGTH)}{missing}"
     return f"{before.mark}, {name}" if before.mark else name
 
 
-def _changes(old: Run, new: Run, length: int) -> str:
+def _changes(old: RunData, new: RunData, length: int) -> str:
     """Return the knobs of `new` that differ from `old`."""
     known = old.asked.to_dict()
     changed = {name: v for name, v in new.asked.to_dict().items() if v != known.get(name)}

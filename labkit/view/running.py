@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
+from labkit.api import Ranks, Run, Sweep, launch
 from labkit.knobs import Settings, as_typed
 from labkit.process.notebook import in_notebook
 from labkit.results.hardware import check_device
-from labkit.results.launch import launch
-from labkit.results.ranks import Ranks
-from labkit.results.run import Run
-from labkit.results.sweep import Sweep
 from labkit.spec import Distributed, Pipeline
 from labkit.stamps.interrupts import held
 from labkit.tuning.search import Search
-from labkit.tuning.search_result import Interrupted, Ladder, Tuning
+from labkit.tuning.search_result import Interrupted, Tuning
 from labkit.tuning.set_up import improver, script_tuner, tuner
 from labkit.view import wandb_log
 from labkit.view.display import Display
 from labkit.view.last import remember
 from labkit.view.live import RunDisplay
 from labkit.view.live_frame import live_line
-from labkit.view.watch_live import Watch
 
 Started = TypeVar("Started", Run, Ranks)
 
@@ -133,7 +129,6 @@ def pipeline_with(pipeline: Pipeline | None, knobs: Mapping[str, object]) -> Pip
 def tune(
     dataset_or_pipeline: object,
     *,
-    collate_fn: Callable | str | None = None,
     step: Callable | str | None = None,
     batch_size: int | None = None,
     max_workers: int | None = None,
@@ -146,9 +141,8 @@ def tune(
     notebook's cell returns it (a script has it in `lk.tune.last`).
 
     Args:
-        dataset_or_pipeline: A `labkit.Pipeline`; or your own dataset or DataLoader; or
-            "module:function", a function that returns the dataset.
-        collate_fn: Yours, as an object or "module:name".
+        dataset_or_pipeline: A `labkit.Pipeline`; or your own dataset, or DataLoader where it has a
+            collate_fn; or "module:function", a function that returns the dataset.
         step: What your loop does with one batch, a function of it, as an object or "module:name".
             Without it nothing computes, and the loader's own throughput is what is raised.
         batch_size: The batch size to tune for; else that of the pipeline or DataLoader, or 32.
@@ -158,12 +152,8 @@ def tune(
     Raises:
         RuntimeError: The starting point cannot be measured, with the reason.
     """
-    what = dataset_or_pipeline
-    if isinstance(what, Watch):
-        what = what.loader
     search = tuner(
-        what,
-        collate_fn=collate_fn,
+        dataset_or_pipeline,
         step=step,
         batch_size=batch_size,
         max_workers=max_workers,
@@ -191,28 +181,22 @@ def tune_script(
     return searched(tune, search)
 
 
-def improve(
-    pipeline: Pipeline | None = None,
-    *,
-    may_change: Collection[str] = (),
-) -> Ladder:
+def improve(pipeline: Pipeline | None = None) -> Tuning:
     """Fix what is on top, measure, ask again, until nothing is worth it; show every step.
 
-    A change is kept only where it gains beyond the noise; one that changes the arithmetic, only
-    where the losses stay the same but for rounding and chance. At most 12 runs. An interrupt keeps
-    the best so far: a notebook's cell returns it (a script has it in `lk.improve.last`).
+    A change is kept where it gains a tenth or more; what changes the training is not tried.
+    An interrupt keeps the best so far: a notebook's cell returns it (a script has it in
+    `lk.improve.last`).
 
     Args:
         pipeline: A `labkit.Pipeline` (the default one where it is left out). For a dataset of your
             own use `lk.tune`.
-        may_change: Any of "batch_size" and "precision", which change what is trained.
 
     Raises:
         ValueError: Something cannot be run, and why.
         RuntimeError: The starting point cannot be measured, with the reason.
     """
-    search = improver(Pipeline() if pipeline is None else pipeline, may_change)
-    return cast("Ladder", searched(improve, search))
+    return searched(improve, improver(Pipeline() if pipeline is None else pipeline))
 
 
 def searched(function: Callable[..., object], search: Search) -> Tuning:
@@ -229,7 +213,7 @@ def searched(function: Callable[..., object], search: Search) -> Tuning:
 
     def running(run: Run) -> None:
         if display.due:
-            now = live_line(run)
+            now = live_line(run.data)
             display.line(now, found.table(now))
 
     search.each = judged

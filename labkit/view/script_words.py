@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
+from labkit.diagnosis.hot_lines import lines_of
+from labkit.diagnosis.wall_shares import shares_of
 from labkit.diagnosis.watched_script import ScriptVerdict
 from labkit.instruments.hangs import LiveHang
 
@@ -21,13 +25,14 @@ def values_inside(found: ScriptVerdict, headroom: bool) -> Values:
         "evidence": verdict.evidence,
         "advice": verdict.advice,
         "record": str(run.path),
-        "lines": [line.to_dict() for line in run.lines.lines[:MOST_LINES]],
+        "lines": [line.to_dict() for line in lines_of(run).lines[:MOST_LINES]],
         "ranks": {str(rank): own.bottleneck for rank, own in found.ranks.own.items()},
         "run": {name: value for name, value in run.to_dict().items() if name != "loss"},
         "workers": run.workers.to_dict(),
     }
-    if run.wall_shares is not None:
-        values["wall_shares"] = run.wall_shares.to_dict()
+    shares = shares_of(run)
+    if shares is not None:
+        values["wall_shares"] = asdict(shares)
     if headroom:
         values["headroom"] = found.headroom
     return values
@@ -37,14 +42,16 @@ def text_inside(found: ScriptVerdict, hang: LiveHang | None, headroom: bool) -> 
     """Return what is printed of a script whose steps were seen, and which may have hung."""
     run = found.run
     texts = [run.numbers, str(found.ranks.verdict)]
-    if run.wall_shares is not None:
-        texts.append(f"whole time: {run.wall_shares}")
+    shares = shares_of(run)
+    if shares is not None:
+        texts.append(f"whole time: {shares}")
     if headroom:
         texts.append(found.headroom["text"] if found.headroom else NOT_TRAINED)
     if hang is not None:
         after = " It moved again afterwards." if hang.over else ""
         texts.append(f"a hang: {hang.text}{after}")
-    if len(run.lines):
-        texts.append(str(run.lines))
+    lines = lines_of(run)
+    if len(lines):
+        texts.append(str(lines))
     texts.append(f"record: {run.path} (lk.load, labkit diagnose)")
     return "\n".join(texts)

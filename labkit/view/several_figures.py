@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pandas
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from labkit.knobs import as_typed
-from labkit.results.ranks import RankRun, Ranks
+from labkit.results.ranks import RanksData
 from labkit.results.run_text import delays_of
-from labkit.results.sweep import Sweep
+from labkit.results.sweep import SweptRuns
 from labkit.text import counted
-from labkit.view.display import FIGURE_PX
-from labkit.view.primitives import Lane, draw_lanes, patches, stack
+from labkit.view import FIGURE_PX
+from labkit.view.primitives import patches, stack
 from labkit.view.rows_figure import HOLLOW, draw_rows, height_in, is_lines, tidied
 from labkit.view.run_header import KNOBS_LENGTH, device_of, doubts, header_of, shortened
 from labkit.view.style import (
@@ -32,7 +30,7 @@ from labkit.view.style import (
 )
 
 RATE = "samples_per_s"
-WINDOW_STEPS = 6  # steps in the window
+RANK_PX = 60  # height of a rank
 RANK_PARTS = {  # part of RankTimes: (name, colour), as stacked
     "wait": ("waiting for data", WAIT),
     "compute": ("compute", COMPUTE),
@@ -43,7 +41,7 @@ RANK_PARTS = {  # part of RankTimes: (name, colour), as stacked
 
 
 @our_style
-def draw_sweep(sweep: Sweep) -> Figure:
+def draw_sweep(sweep: SweptRuns) -> Figure:
     """Draw throughput and utilization against the sweep's first knob, a line per other combination.
 
     Numbers are drawn to scale, names have bars: see `lk.plot`. The error bars of the throughput are
@@ -56,7 +54,7 @@ def draw_sweep(sweep: Sweep) -> Figure:
     rows = rows_of(sweep, busy)
     fixed = {name: v for name, v in sweep.pipeline.changed().items() if name not in sweep.knobs}
     hollow = HOLLOW if any(run.noisy for run in sweep.runs) else ""
-    texts = [_left_out(sweep), delays_of(sweep.runs, sweep.knobs), as_typed(fixed), hollow]
+    texts = [_left_out(sweep), delays_of(sweep.runs), as_typed(fixed), hollow]
     by = "setting" if others else None
     drawn = {column: tidied(rows, knob, column, by) for column in (RATE, busy)}
     heights = list(map(height_in, drawn.values()))
@@ -71,7 +69,7 @@ def draw_sweep(sweep: Sweep) -> Figure:
     return figure
 
 
-def rows_of(sweep: Sweep, busy: str) -> pandas.DataFrame:
+def rows_of(sweep: SweptRuns, busy: str) -> pandas.DataFrame:
     """Return a row for each combination of a sweep's knobs, without numbers where none ran."""
     first, *others = sweep.knobs
     has_names = None in sweep.knobs[first]  # one None makes names of all of them
@@ -91,7 +89,7 @@ def rows_of(sweep: Sweep, busy: str) -> pandas.DataFrame:
     return pandas.DataFrame(rows)
 
 
-def _message(sweep: Sweep) -> str:
+def _message(sweep: SweptRuns) -> str:
     """Return the title: the best setting, and what it brings over the slowest."""
     rates = [run.throughput for run in sweep.runs if run.throughput]
     best = sweep.best
@@ -102,7 +100,7 @@ def _message(sweep: Sweep) -> str:
     return f"{as_typed(setting)}: {gain:.1f}x the throughput of the slowest setting"
 
 
-def _left_out(sweep: Sweep) -> str:
+def _left_out(sweep: SweptRuns) -> str:
     """Say how many runs are missing, and why others have no numbers."""
     missing = len(sweep.settings) - len(sweep.runs)
     notes = [f"{missing} not run"] if missing else []
@@ -113,8 +111,8 @@ def _left_out(sweep: Sweep) -> str:
 
 
 @our_style
-def draw_ranks(ranks: Ranks) -> Figure:
-    """Draw `ranks`; a run too short for numbers gets a figure that says so."""
+def draw_ranks(ranks: RanksData, bottleneck: str) -> Figure:
+    """Draw `ranks`, and name the `bottleneck`; a run without numbers has a figure that says why."""
     times = ranks.times
     count = counted(ranks.world_size, "rank")
     no_sync = {"no_sync": True} if ranks.no_sync else {}
@@ -124,56 +122,16 @@ def draw_ranks(ranks: Ranks) -> Figure:
         header = header_of(f"{count}, no numbers", [knobs], [ranks])
         return page([*header, (why, LOUD)], [])[0]
     rate = f"{ranks.throughput:,.0f} samples/s together"
-    title = f"{count}: {rate}; bottleneck: {ranks.diagnose().headline}"
+    title = f"{count}: {rate}; bottleneck: {bottleneck}"
     starved = [f"rank {rank}: {as_typed(knobs)}" for rank, knobs in ranks.starve.items()]
     texts = [delays_of([ranks]), *starved, knobs]
     header = [*header_of(title, texts, [ranks]), *doubts(ranks)]
-    figure, (lanes, shares) = page(header, [1, 1], FIGURE_PX[False])
-    _draw_lanes(lanes, [rank for rank in ranks if rank.steps])
+    figure, [shares] = page(header, [1], RANK_PX * (1 + len(times.ranks)))
     rows = {}
     for row, rank in enumerate(times.ranks):
         rows[f"rank {rank}"] = {part: float(getattr(times, part)[row]) for part in RANK_PARTS}
     stack(shares, rows, {part: colour for part, (_, colour) in RANK_PARTS.items()})
     shares.set(xlabel="share of wall time, warm-up left out", xlim=(0, 1))
+    legend_above(shares, patches(RANK_PARTS.values()))
     shares.xaxis.set_major_formatter(PercentFormatter(1))
     return figure
-
-
-def _draw_lanes(axes: Axes, runs: list[RankRun]) -> None:
-    """Draw the true intervals of a few steps in the middle of the run."""
-    count = min(run.steps for run in runs)
-    first = max(run.warmup for run in runs)
-    start = int(np.clip((count - WINDOW_STEPS) // 2, first, max(0, count - WINDOW_STEPS)))
-    steps = slice(start, min(start + WINDOW_STEPS, count))
-    zero_ns = min(run.host_ns[start, 0] for run in runs)
-    # when the last rank had its gradients; NaN where they were not exchanged
-    complete_ns = np.max([run.exchange_ns[steps, 0] for run in runs], axis=0)
-    lanes = []
-    for run in reversed(runs):
-        spans = []
-        for colour, *span_ns in _rank_spans(run, steps, complete_ns):
-            spans.append((colour, (np.column_stack(span_ns) - zero_ns) / 1e6))
-        lanes.append(Lane(f"rank {run.rank}", spans))
-    end_ns = max(run.stamps_ns(steps)[-1, -1] for run in runs)
-    draw_lanes(axes, lanes, 0, (end_ns - zero_ns) / 1e6)
-    axes.set_xlabel("ms, on one clock; steps in the middle of the run")
-    legend_above(axes, patches(RANK_PARTS.values()))
-
-
-def _rank_spans(
-    run: RankRun, steps: slice, complete: np.ndarray
-) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Return what one rank did in some steps: colour, starts (n,) and ends (n,), ns.
-
-    Those of an exchange are NaN in a step without one, which computes to its end.
-    """
-    asked, ready, _, _, begin, end = run.stamps_ns(steps).T
-    own, averaged = np.where(np.isnan(complete), np.nan, run.exchange_ns[steps].T)
-    last = np.minimum(complete, averaged)
-    return [
-        (WAIT, asked, np.maximum(asked, np.minimum(ready, begin))),
-        (COMPUTE, begin, np.where(np.isnan(own), end, own)),
-        (COMPUTE, averaged, end),
-        (SKY, own, last),
-        (BLUE, last, averaged),
-    ]

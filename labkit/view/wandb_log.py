@@ -17,8 +17,7 @@ from typing import Literal, get_args
 import numpy as np
 import psutil
 
-from labkit.results.library import load
-from labkit.results.run import Run
+from labkit.api import Run
 
 Mode = Literal["offline", "online", "disabled"]
 PATIENCE_S = 120  # then this process gives up, whatever the server does
@@ -45,18 +44,6 @@ def command(asked: Asked) -> list[str] | None:
     return [sys.executable, "-m", "labkit.view.wandb_log", ".", json.dumps(settings)]
 
 
-def summary(run: Run) -> dict[str, object]:
-    """Return the run's numbers and its diagnosis, as W&B's summary keeps them."""
-    told = run.to_dict().items()
-    found: dict[str, object] = {
-        name: value for name, value in told if isinstance(value, (int, float, str))
-    }
-    if run.utilization is not None:
-        verdict = run.diagnose()
-        found |= {name: getattr(verdict, name) for name in OF_DIAGNOSIS}
-    return found
-
-
 def log(run: Run, folder: Path, project: str, mode: Mode, name: str = "") -> None:
     """Write `run` as one W&B run below `folder`: steps, true utilization timeline, summary."""
     import wandb
@@ -75,7 +62,13 @@ def log(run: Run, folder: Path, project: str, mode: Mode, name: str = "") -> Non
         session.log(row, step=step)
     for second, share in np.column_stack(run.timeline(POINTS)).tolist():
         session.log({"seconds": second, "utilization": share})
-    session.summary.update(summary(run))
+    told = run.to_dict().items()
+    session.summary.update(
+        {name: each for name, each in told if isinstance(each, (int, float, str))}
+    )
+    if run.utilization is not None:
+        verdict = run.diagnose()
+        session.summary.update({name: getattr(verdict, name) for name in OF_DIAGNOSIS})
     session.finish()
 
 
@@ -86,10 +79,7 @@ def main(folder: str, settings: str) -> None:
     timer.daemon = True
     timer.start()
     try:
-        run = load(folder)
-        assert isinstance(run, Run)  # what the option is for
-        run.recorded = False  # it was measured here, a moment ago
-        log(run, Path(folder), **json.loads(settings))
+        log(Run(Path(folder)), Path(folder), **json.loads(settings))
     except Exception as error:
         give_up(f"{type(error).__name__}: {error}")
 

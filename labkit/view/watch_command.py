@@ -18,7 +18,7 @@ from labkit.process.family import exit_name
 from labkit.process.run_mark import delete_run
 from labkit.results import saving
 from labkit.results.privacy import shown_command
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 from labkit.stamps.events import EventLog, now_ns
 from labkit.tuning.script_bench import runnable
 from labkit.view import report
@@ -47,7 +47,7 @@ class Judged:
     # `advice`, `seen` ("inside", or None where nothing was recorded) and what else is known
     values: Values
     text: str
-    run: Run | None = None  # that the verdict is of; None where no step was seen
+    run: RunData | None = None  # that the verdict is of; None where no step was seen
 
 
 def watch_script(

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from labkit.api import Run
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.instruments.hangs import HangWatch
 from labkit.instruments.messages import say
 from labkit.process import folders, launcher
-from labkit.results.run import Run
 from labkit.view.display import Display
 from labkit.view.last import remember
 from labkit.view.watch_shown import leave, progress_line

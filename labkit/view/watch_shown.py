@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.results.run import Run
+from labkit.api import Run
 from labkit.view.display import Display, StaticFigure
 from labkit.watching.recorder import Recorder
 

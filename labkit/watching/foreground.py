@@ -15,7 +15,7 @@ import subprocess
 import sys
 from types import FrameType
 
-from labkit.process.death_signal import die_with
+from labkit.process.family import die_with
 from labkit.stamps.events import now_ns
 
 # What a process does to itself: a handler that returns would have it do so again, for ever

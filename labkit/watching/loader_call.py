@@ -73,12 +73,10 @@ def trainer_frame() -> FrameType | None:
     return next(inside, None)
 
 
-def call_with(dataset: object, collate_fn: object = None) -> dict[str, object]:
+def call_with(dataset: object) -> dict[str, object]:
     """Return, as `call_of` does, a call that makes a shuffling loader of a dataset."""
     names = Names(_user_frame(dataset))
     arguments = {"dataset": names.of(dataset)}
-    if collate_fn is not None:
-        arguments["collate_fn"] = names.of(collate_fn)
     if not is_a(dataset, "torch.utils.data", "IterableDataset") and not isinstance(dataset, str):
         arguments["shuffle"] = "True"
     data = sys.modules.get("torch.utils.data")

@@ -47,7 +47,6 @@ class Order(TypedDict):
     site: str | None  # "file:line" of the loader to change; None: only look
     changes: Settings  # its other arguments
     ready: bool  # whether its first batches are handed out again and again
-    torch_threads: int | None  # of the script's own process; None: as it is
     seconds: float  # of steady steps
     epochs: bool | None  # whether to measure whole epochs; None: where one ends within the window
     floor: float | None  # batches/s, of which half is clearly worse
@@ -266,8 +265,6 @@ class TriedScript:
         if site.kept is None:
             workers = site.settings.get("num_workers") or 0
             self.window.skip += workers * (site.settings.get("prefetch_factor") or 0)
-        if self.order["torch_threads"]:
-            sys.modules["torch"].set_num_threads(self.order["torch_threads"])
 
     def _stop_if_over(self, at_epoch: bool) -> None:
         self.window.last_s = time.perf_counter()

@@ -9,7 +9,7 @@ import sys
 from paired import all_hold, in_turn
 
 from labkit import Pipeline, machine
-from labkit.results.launch import launch
+from labkit.api import launch
 
 PAIRS = 10
 

@@ -16,8 +16,8 @@ import numpy as np
 from paired import in_turn
 
 from labkit import Pipeline, machine
+from labkit.api import launch
 from labkit.process import launcher
-from labkit.results.launch import launch
 from labkit.stamps.events import now_ns
 
 TESTS = str(Path(__file__).parents[2] / "tests")  # `planted`, which the bench imports, is there

@@ -52,7 +52,7 @@ import pandas as pd
 os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-prediction-"))
 
 import labkit as lk
-from labkit.results.launch import launch
+from labkit.api import launch
 
 SHORT = {"seconds": 1.8, "xray": False}  # a setting's run; a workload's own takes 4 s
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from labkit.tuning.script_bench import ScriptBench
-from labkit.tuning.settings import of_loader
+from labkit.tuning.trial import of_loader
 from labkit.view.running import tune_script
 
 SCRIPT = """

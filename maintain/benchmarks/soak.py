@@ -38,7 +38,7 @@ KERNEL = """
 import json, sys, time
 from labkit import Pipeline
 from labkit.process import launcher
-from labkit.results.launch import launch
+from labkit.api import launch
 shape, standby_s = json.loads(sys.argv[1])
 if standby_s:
     launcher.stand_by(forced=True)

@@ -53,9 +53,9 @@ from typing import Any
 from paired import all_hold, in_turn, rows_of
 
 from labkit import Pipeline
-from labkit.tuning.loader_search import LoaderSearch
+from labkit.tuning.search import Search
 from labkit.tuning.set_up import tuner
-from labkit.tuning.settings import of_loader
+from labkit.tuning.trial import of_loader
 from labkit.tuning.trial_bench import TrialBench
 
 WORKLOADS = {
@@ -84,7 +84,7 @@ def named(knobs: dict[str, Any]) -> str:
     return f"{knobs['num_workers']} workers, prefetch {knobs['prefetch_factor']}"
 
 
-def measure_grid(job: LoaderSearch) -> tuple[list[dict[str, Any]], float, float]:
+def measure_grid(job: Search) -> tuple[list[dict[str, Any]], float, float]:
     """Measure the settings of GRID once; return them, fastest first, its rate, and the seconds."""
     begun = time.monotonic()
     found: list[tuple[float, dict[str, Any]]] = []

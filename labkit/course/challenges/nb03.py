@@ -5,7 +5,7 @@ from __future__ import annotations
 from labkit.course.goals import Goal
 from labkit.course.knob_challenge import KnobChallenge, faster
 from labkit.spec import Pipeline
-from labkit.tuning.settings import in_flight
+from labkit.tuning.trial import in_flight
 
 STALLS = Pipeline(
     dataset="sleep",

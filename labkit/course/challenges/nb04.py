@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from labkit.api import Run
 from labkit.course.challenge import Answer
 from labkit.course.code_challenge import Numbers, Refused, code
 from labkit.course.goals import Goal
 from labkit.course.knob_challenge import KnobChallenge
-from labkit.results.run import Run
 from labkit.spec import Pipeline
 
 BATCH = 32

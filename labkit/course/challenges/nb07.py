@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from labkit.bench import triton_kernels
 from labkit.course.challenge import Answer
 from labkit.course.checking import ERROR, difference
 from labkit.course.code_challenge import Numbers, Refused, code
 from labkit.course.goals import Goal
 from labkit.instruments.compiling import compile_lacks
+from labkit.instruments.devices import find_device
 
 GRAPHS = "graphs"
 LAUNCHES = "launches of Triton kernels, each time"
@@ -112,7 +112,8 @@ def device_that_compiles() -> torch.device:
     """Return where Triton's kernels run; raises Refused where they cannot."""
     if importlib.util.find_spec("triton") is None:
         raise Refused("Triton is missing here. On Linux: pip install 'gpu-labkit[kernels]'")
-    device = triton_kernels.device()
+    found = find_device()
+    device = found if found.type == "cuda" else torch.device("cpu")
     if device.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
     elif lacking := compile_lacks(device):

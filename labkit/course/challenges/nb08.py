@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from labkit.api import Run
 from labkit.course.goals import Goal
 from labkit.course.knob_challenge import KnobChallenge, faster
 from labkit.course.slow_script import SlowScript
-from labkit.results.run import Run
 
 
 def fixes_made(run: Run, _baseline: object) -> float:

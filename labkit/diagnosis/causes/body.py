@@ -180,12 +180,8 @@ def drift_of(evidence: Evidence) -> Drift | None:
     drift = evidence.loop.drift
     if drift is None or kept(evidence) is not None:
         return drift
-    is_disturbed = evidence.crowded_by > limits.DISTURBS
-    if evidence.growth.known("late_gib") is not None:
-        return None if is_disturbed else drift
-    heat = evidence.card.known("heat")
-    is_hot = heat is not None and heat.share >= limits.HELD_DOWN
-    return None if is_disturbed or is_hot or drift.growth < limits.DRIFT_ALONE else drift
+    is_alone = evidence.growth.known("late_gib") is None and drift.growth < limits.DRIFT_ALONE
+    return None if is_alone or evidence.crowded_by > limits.DISTURBS else drift
 
 
 @cause("growth", "drift")
@@ -194,28 +190,21 @@ def longer_and_longer(evidence: Evidence) -> Finding | None:
 
     It is found where the last fifth of the steps takes DRIFT times the first; DRIFT_ALONE times
     where neither memory nor a variable was seen to grow. Batches that grow as much explain it, and
-    so may other programs or heat. It costs what the later steps take beyond the first.
+    so may other programs. It costs what the later steps take beyond the first.
     """
     drift = drift_of(evidence)
     if drift is None:
         return None
-    lines = evidence.loop.lines.rows(drift.mask)[:3]
-    first = "as long as the first"
-    measured = [
-        Measured(first, drift.growth, "times", evidence.source, before="the last steps take")
-    ]
-    if lines:
-        measured.append(Measured(f"what grows is {lines[0].what}"))
-    remedies = (WATCH_SIZES,)
     grown = kept(evidence)
-    risen = _risen(evidence)
-    if grown:
-        measured += grown.measured
-        remedies = grown.remedies
-        lines = grown.lines + lines
-    elif risen:
-        measured += risen
-        remedies = (KEEP_LESS,)
+    lines = evidence.loop.lines.rows(drift.mask)[:3]
+    before = "the last steps take"
+    measured = [
+        Measured("as long as the first", drift.growth, "times", evidence.source, before=before),
+        *(Measured(f"what grows is {line.what}") for line in lines[:1]),
+        *(grown.measured if grown else _risen(evidence)),
+    ]
+    remedies = grown.remedies if grown else (WATCH_SIZES,)
+    lines = (grown.lines if grown else ()) + lines
     return Finding("host", "drift", drift.share, tuple(measured), remedies, lines)
 
 

@@ -13,7 +13,7 @@ from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.known_calls import known_call, remedy_of
 from labkit.diagnosis.symptoms import explains
 from labkit.knobs import Setting, as_typed
-from labkit.prediction.recommendation import LEAST_MAX_WORKERS
+from labkit.prediction.prediction import LEAST_MAX_WORKERS
 from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
 
 FEWEST = 2  # workers to begin with
@@ -280,6 +280,9 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     if evidence.stalls:
         worst = "of that falls into a tenth of the steps: stalls"
         waits.append(Measured(worst, evidence.stall_share))
+        workers: WorkerEvidence | None = evidence.known("workers")
+        if workers and workers.slowest:
+            waits.append(Measured(f"the slowest items are {workers.slowest}"))
     headroom = evidence.known("headroom")
     if headroom is not None:
         perfect = "a perfect loader would give"

@@ -5,25 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis import wall_shares
 from labkit.diagnosis.cause import cause
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import BESIDE_TRAINING, Finding, Measured, Remedy, gain_without
 from labkit.diagnosis.hot_lines import Line
-from labkit.results import wall_shares
-from labkit.results.wall_shares import WallShare, WallShares
-from labkit.text import counted
+from labkit.diagnosis.wall_shares import WallShare, WallShares
 
 VALIDATE_LESS = Remedy(
     "validate_less",
     "Validate in `with torch.inference_mode():`, after model.eval(): it needs no gradients. Then "
-    "less often, on a part of the data, or in larger batches.",
+    "less often, on a part of the data, or with larger batches and workers for its DataLoader.",
     "lines",
-)
-FEED_VALIDATION = Remedy(
-    "feed_validation",
-    "Give the validation's DataLoader larger batches, and workers of its own (num_workers=2 to "
-    "begin with, persistent_workers=True); or validate less often, or on a part of the data.",
-    "workers",
 )
 SAVE_LESS = Remedy(
     "save_less",
@@ -35,7 +28,8 @@ LESS_BETWEEN = Remedy(
     "Make that line cheaper, or run it less often: metrics, plots, a loader that is built anew.",
     "lines",
 )
-REMEDIES = {  # by the part of a script's time; with underscores they are the causes
+# Of a script's time; with underscores they are the causes
+REMEDIES = {
     wall_shares.VALIDATION: VALIDATE_LESS,
     wall_shares.SAVING: SAVE_LESS,
     wall_shares.BETWEEN: LESS_BETWEEN,
@@ -47,8 +41,7 @@ def beside_training(evidence: Evidence) -> Finding | None:
     """A script spends much of its time on validation, checkpoints, or between its epochs.
 
     Cause "validation", "checkpoints" or "between_epochs", the largest, where it takes BESIDE of the
-    time from the first batch to the last or more. It costs all of that. What helps a validation
-    depends on whether WAITS_FOR_ITS_LOADER of it do so.
+    time from the first batch to the last or more. It costs all of that.
     """
     whole = evidence.whole
     if whole.running <= 0:
@@ -58,20 +51,18 @@ def beside_training(evidence: Evidence) -> Finding | None:
     if share < limits.BESIDE:
         return None
     costliest = whole.costliest(part)
-    remedy = REMEDIES[part]
-    measured = [
-        Measured(f"of the time after the start is {part}: {_where(costliest)}", share),
+    call = f"`{costliest.call}` " if costliest.call else ""
+    where = f"{call}({costliest.place})" if costliest.place else "its line was not seen"
+    measured = (
+        Measured(f"of the time after the start is {part}: {where}", share),
         Measured("is the training loop", _training(whole)),
-    ]
-    if costliest.waits >= limits.WAITS_FOR_ITS_LOADER:
-        measured.append(Measured("of the validation waits for its own loader", costliest.waits))
-        remedy = FEED_VALIDATION
+    )
     return Finding(
         "host",
         part.replace(" ", "_"),
         share,
-        tuple(measured),
-        (remedy,),
+        measured,
+        (REMEDIES[part],),
         _lines(costliest, share),
         at_most=gain_without(share),
     )
@@ -96,16 +87,7 @@ def _training(whole: WallShares) -> float:
     return (whole.share(wall_shares.TRAINING) + whole.share(wall_shares.LOOP)) / whole.running
 
 
-def _where(part: WallShare) -> str:
-    """Return where a part of the time is, in words: its loader, or the line."""
-    named = f"`{part.what}`" if part.what else "its loader" if part.times else ""
-    where = f"the loop over {named}" if part.times else named or "its line was not seen"
-    where += f" ({part.place})" if part.place else ""
-    return f"{where}, {counted(part.times, 'time')}" if part.times else where
-
-
 def _lines(part: WallShare, share: float) -> tuple[Line, ...]:
     file, _, number = part.place.rpartition(":")
-    call = "" if part.times else part.what
-    line = Line(file, int(number or 0), "<module>", share, "between", part.part, call)
+    line = Line(file, int(number or 0), "<module>", share, "between", part.part, part.call)
     return (line,) if file else ()

@@ -29,12 +29,10 @@ from labkit.diagnosis.findings import (
     Measured,
     Remedy,
     gain_without,
-    remedy,
 )
 from labkit.diagnosis.hot_lines import COLLATE, Line
 from labkit.diagnosis.known_calls import known_call
 from labkit.diagnosis.symptoms import explains
-from labkit.spec import PYTORCH_PREFETCH
 from labkit.text import counted
 
 TIMED = "timed in the workers"
@@ -156,58 +154,6 @@ def cold_start(evidence: Evidence) -> Finding | None:
 
 
 # -- uneven work -----------------------------------------------------------------------------------
-
-
-@remedy
-def bridge_slow_items(evidence: Evidence) -> Remedy | None:
-    """Workers that rest behind a late batch: a longer queue, or any order, has them go on."""
-    workers = evidence.workers
-    if workers.workers < 2 or (workers.known("idle_share") or 0) < limits.REST_BEHIND:
-        return None
-    deeper = 4 * int(evidence.knobs.get("prefetch_factor") or PYTORCH_PREFETCH)
-    return Remedy(
-        "bridge_slow_items",
-        f"Let the other workers go on meanwhile: a longer queue, prefetch_factor={deeper}, or "
-        "batches as they are ready, in_order=False (torch 2.6), whose order differs from run to "
-        "run.",
-        "queue",
-        {"prefetch_factor": deeper},
-        cost="memory for the batches kept ready",
-        check=LESS_WAITING,
-    )
-
-
-SLOW_ITEMS_OFFLINE = Remedy(
-    "slow_items_offline",
-    "Treat these items before training: shrink, convert, cut or cache them, leave them out, or "
-    "sort the data so that a batch has items of one size. Where they wait for a server or a lock, "
-    "give that wait a time limit.",
-    "items",
-    check=LESS_WAITING,
-)
-
-
-@cause("slow-items", "slow_items", when=LATE)
-def few_slow_items(evidence: Evidence) -> Finding | None:
-    """A few items take far longer than the others, and the loop waits for their batches.
-
-    It is found where they take SLOW_SHARE of the time in which items are prepared, or the loop
-    waits that much more for their batches than for others.
-    """
-    slow = evidence.slow_items
-    cost = slow.cost
-    if max(cost.share, cost.held_up) < limits.SLOW_SHARE:
-        return None
-    named = f" ({', '.join(map(str, slow.indices[:5]))})" if slow.indices else ""
-    often = f"each, {cost.times:.0f} times as long as the others, 1 item in {cost.one_in}{named}"
-    took = (1e3 * cost.seconds, "ms") if cost.seconds < 1 else (cost.seconds, "s")
-    measured = (
-        Measured(often, *took, by=TIMED, before="a few items take"),
-        Measured("of the time in which items are prepared goes to them", cost.share),
-        *(Measured(f"they are in {line.what}") for line in slow.lines[:1]),
-    )
-    remedies = (bridge_slow_items, SLOW_ITEMS_OFFLINE, set_num_workers)
-    return late("slow_items", *measured, remedies=remedies, lines=slow.lines)
 
 
 EVEN_SHARDS = Remedy(

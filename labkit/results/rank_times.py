@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from labkit.results.result import Result, Table
-from labkit.results.run import Run
+from labkit.results.run_data import RunData
 
 PARTS = {
     "wait": "data",
@@ -18,35 +19,36 @@ PARTS = {
 }
 
 
+@dataclass(frozen=True, repr=False)
 class RankTimes(Result):
     """Where the measured steps of every rank went, as shares (ranks,) of wall time, 0 to 1.
 
     A rank waits for data (`wait`), for another's gradients (`others`), and for the exchange as far
     as it was not overlapped (`transfer`; `communication` both); `compute` is without these, `other`
-    copies and Python between steps. `seconds` holds the parts and "step", each (ranks, steps);
-    `late` (steps,) the place of the rank whose gradients came last, -1 without an exchange.
+    copies and Python between steps.
     """
 
-    def __init__(self, ranks: tuple[int, ...], seconds: dict[str, np.ndarray], late: np.ndarray):
-        self.ranks = ranks
-        self.seconds = seconds
-        self.late = late
-        total_s = {part: each.sum(axis=1) for part, each in seconds.items()}
-        share = {part: spent_s / total_s["step"] for part, spent_s in total_s.items()}
-        self.wait = share["wait"]
-        self.compute = share["compute"]
-        self.others = share["others"]
-        self.transfer = share["transfer"]
-        self.communication = self.others + self.transfer
-        self.other = np.clip(1 - (self.wait + self.compute + self.communication), 0, 1)
+    ranks: tuple[int, ...]
+    seconds: dict[str, np.ndarray]  # the parts but "other", and "step": each (ranks, steps)
+    late: np.ndarray  # (steps,): the rank whose gradients came last, by place; -1 without any
+
+    def share(self, part: str) -> np.ndarray:
+        """Return the share of a part (ranks,)."""
+        return self.seconds[part].sum(axis=1) / self.seconds["step"].sum(axis=1)
+
+    wait = property(lambda self: self.share("wait"))
+    compute = property(lambda self: self.share("compute"))
+    others = property(lambda self: self.share("others"))
+    transfer = property(lambda self: self.share("transfer"))
+    communication = property(lambda self: self.others + self.transfer)
+
+    @property
+    def other(self) -> np.ndarray:
+        """What is in no other part."""
+        return np.clip(1 - (self.wait + self.compute + self.communication), 0, 1)
 
     def __len__(self) -> int:
         return len(self.late)
-
-    def take(self, steps: np.ndarray) -> RankTimes:
-        """Return the same for the steps with these indices, which may repeat."""
-        some = {part: each[:, steps] for part, each in self.seconds.items()}
-        return RankTimes(self.ranks, some, self.late[steps])
 
     def to_dict(self) -> dict[str, object]:
         """Return the shares of each rank as JSON types."""
@@ -60,7 +62,7 @@ class RankTimes(Result):
         return Table(rows, ("rank", *PARTS.values()), left=())
 
 
-def rank_times(runs: Mapping[int, Run]) -> RankTimes | None:
+def rank_times(runs: Mapping[int, RunData]) -> RankTimes | None:
     """Return where the time of ranks that train together went; None where they have few steps.
 
     A bench's exchange has two stamps: a rank's gradients were complete, and all were averaged.

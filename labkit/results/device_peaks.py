@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from labkit.diagnosis.datasheets import card
+from labkit.results.datasheets import card
 from labkit.results.hardware import Machine
-from labkit.results.measurements import Measurements
+from labkit.results.measurements import MeasurementsData
 from labkit.results.result import Result, Table
-from labkit.results.run import Run
+from labkit.results.run_log import RunLog
 from labkit.text import counted
 
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
@@ -53,7 +53,7 @@ class Peaks(Result):
     varied: tuple[str, ...] = ()  # rates that were measured while times varied by more than 10 %
 
     @classmethod
-    def of(cls, measured: Measurements) -> Peaks:
+    def of(cls, measured: MeasurementsData) -> Peaks:
         """Build from the rows that `lk.peaks` measured."""
         rows = measured.rows.drop_duplicates("of", keep="last").set_index("of")
         known = rows[rows["error"].isna()]
@@ -65,7 +65,7 @@ class Peaks(Result):
             gb_per_s=memory and memory / 1e9,
             tflop_per_s={name: rate / 1e12 for name, rate in rates.items()},
             missing=rows["error"].dropna().to_dict(),
-            varied=tuple(known.index[known["varied"].astype(bool)]),
+            varied=tuple(known[known["varied"].astype(bool)].index),
         )
 
     def table(self) -> Table:
@@ -87,7 +87,7 @@ class Peaks(Result):
         )
 
 
-def peak(run: Run) -> Peak | None:
+def peak(run: RunLog) -> Peak | None:
     """Return the peak of a run's device: a listed GPU's data sheet's, dense, in its precision.
 
     Else what `lk.peaks()` had measured there, on as many threads, before the run ended; or None.

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from labkit.diagnosis.hot_lines import lines_of
+from labkit.results.run_data import RunData
 from labkit.stamps.event_shapes import fields_in
 from labkit.stamps.record import Event
 from labkit.text import percent
-
-if TYPE_CHECKING:
-    from labkit.results.run import Run
 
 BEFORE = "before the first batch"
 TRAINING = "training loop"
@@ -40,9 +39,7 @@ class WallShare:
     seconds: float = 0.0
     share: float = 0.0  # of all
     place: str = ""  # of its loop, or the line that takes most of it: "train.py:31"
-    what: str = ""  # the loader that the loop reads, or what that line calls
-    times: int = 0  # passes over that loader
-    waits: float = 0.0  # share of a validation that waits for its own loader
+    call: str = ""  # what that line calls
 
 
 @dataclass(frozen=True)
@@ -71,10 +68,6 @@ class WallShares:
         """Return the largest of the parts of that name."""
         return max((each for each in self.parts if each.part == part), key=lambda each: each.share)
 
-    def to_dict(self) -> dict[str, object]:
-        """Return them as JSON types."""
-        return asdict(self)
-
     def __str__(self) -> str:
         named = []
         for each in self.parts:
@@ -91,96 +84,84 @@ class Span(NamedTuple):
 
     began_ns: int
     ended_ns: int
-    part: WallShare
+    part: str
+    place: str = ""
 
 
 def wall_shares(
-    runs: Sequence[Run], start_ns: int | None = None, end_ns: int | None = None
+    runs: Sequence[RunData], start_ns: int | None = None, end_ns: int | None = None
 ) -> WallShares | None:
     """Share out the time between two moments among the loops of one process, each with its run.
 
     Where no moments are given it is the time from the first pass to the last. None without a pass.
     """
     known = any(map(trains, runs))
-    loops = [span for run in runs for span in _passes(run, known)]
+    # In order of their start, so that of loops within loops the inner ones count
+    loops = sorted(span for run in runs for span in _passes(run, known))
     if not loops:
         return None
-    loops.sort(key=lambda span: span.began_ns)  # so that of loops within loops the inner ones count
-    trained = [span for span in loops if span.part.part != VALIDATION] or loops
+    trained = [span for span in loops if span.part != VALIDATION] or loops
     first_ns = trained[0].began_ns
     last_ns = max(span.ended_ns for span in trained)
-    before_ns = min(loops[0].began_ns, first_ns if start_ns is None else start_ns)
-    after_ns = max(end_ns or 0, *(span.ended_ns for span in loops))
-    stands = [(SAVING, each) for run in runs for each in run.saves]
-    stands += [(STOPPED, each) for run in runs for each in run.pauses]
+    began_ns = min(loops[0].began_ns, first_ns if start_ns is None else start_ns)
+    ended_ns = max(end_ns or 0, *(span.ended_ns for span in loops))
     spans = [
-        Span(first_ns, last_ns, WallShare(BETWEEN)),
-        Span(before_ns, first_ns, WallShare(BEFORE)),
-        Span(last_ns, after_ns, WallShare(AFTER)),
+        Span(first_ns, last_ns, BETWEEN),
+        Span(began_ns, first_ns, BEFORE),
+        Span(last_ns, ended_ns, AFTER),
         *loops,
-        *(Span(each["began"], each["ended"], WallShare(part)) for part, each in stands),
+        *(Span(each["began"], each["ended"], SAVING) for run in runs for each in run.saves),
+        *(Span(each["began"], each["ended"], STOPPED) for run in runs for each in run.pauses),
     ]
-    edges, owners = _painted(spans)
-    lines = {part: _costliest_line(runs, spans, edges, owners, part) for part in (SAVING, BETWEEN)}
-    whole_ns = max(1, after_ns - before_ns)
-    parts = []
-    spent_ns: Counter[WallShare] = Counter()
+    edges = np.unique(np.clip([span[:2] for span in spans], began_ns, ended_ns))
+    owners = np.zeros(len(edges) - 1, dtype=int)  # of the stretches between them
+    for number, span in enumerate(spans):
+        owners[slice(*np.searchsorted(edges, span[:2]))] = number
+    spent_ns: Counter[tuple[str, str]] = Counter()
     for owner, took_ns in zip(owners, np.diff(edges).tolist(), strict=True):
-        spent_ns[spans[owner].part] += took_ns
-    for part, took_ns in spent_ns.most_common():
-        place, what = lines.get(part.part, (part.place, part.what))
-        took = {"seconds": took_ns / 1e9, "share": took_ns / whole_ns}
-        parts.append(replace(part, place=place, what=what, **took))
+        spent_ns[spans[owner].part, spans[owner].place] += took_ns
+    whole_ns = max(1, ended_ns - began_ns)
+    parts = []
+    for (part, place), took_ns in spent_ns.most_common():
+        call = ""
+        if part in (SAVING, BETWEEN):
+            is_part = [spans[owner].part == part for owner in owners]
+            place, call = _costliest_line(runs, edges, np.array([*is_part, False]))
+        parts.append(WallShare(part, took_ns / 1e9, took_ns / whole_ns, place, call))
     return WallShares(parts, whole_ns / 1e9)
 
 
-def trains(run: Run) -> bool:
+def shares_of(run: RunData) -> WallShares | None:
+    """Return where the whole time of a watched loop or script went; None for runs of the bench."""
+    return WallShares.from_dict(run.event("wall") or {}) or wall_shares([run])
+
+
+def trains(run: RunData) -> bool:
     """Return whether an optimizer is known to have made a step within a run's loop."""
     return any(event.get("trains") for event in run.passes_ended)
 
 
-def _passes(run: Run, known: bool) -> list[Span]:
+def _passes(run: RunData, known: bool) -> list[Span]:
     """Return the passes of a run's loop; `known`: which of the script's loops train."""
-    ended = run.passes_ended
-    part = WallShare(
-        part=(TRAINING if trains(run) else VALIDATION) if known else LOOP,
-        place=f"{PurePath(str(run.place[0])).name}:{run.place[1]}" if run.place else "",
-        what=str((run.loop_code or {}).get("loader") or ""),
-    )
-    if part.part == VALIDATION and run.steps:
-        spent_ns = sum(each["ended"] - each["began"] for each in ended)
-        waited_ns = float(np.diff(run.host_ns[:, :2]).sum())
-        part = replace(part, times=len(ended), waits=min(1.0, waited_ns / max(spent_ns, 1)))
-    spans = {each["n"]: Span(each["began"], each["ended"], part) for each in ended}
+    part = (TRAINING if trains(run) else VALIDATION) if known else LOOP
+    place = f"{PurePath(str(run.place[0])).name}:{run.place[1]}" if run.place else ""
+    moments = {each["n"]: (each["began"], each["ended"]) for each in run.passes_ended}
     # One that was killed ended with its last step
     last_ns = int(run.host_ns[-1, 3]) if run.passes_begun and run.steps else 0
     for event in run.passes_begun:
         if (event.get("began") or last_ns) < last_ns:
-            spans.setdefault(event["n"], Span(event["began"], last_ns, part))
-    return list(spans.values())
-
-
-def _painted(spans: list[Span]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the moments between which nothing changes, and which span each stretch is of."""
-    _, before, after, *_ = spans
-    edges = np.unique([span[:2] for span in spans])
-    edges = np.unique(edges.clip(before.began_ns, after.ended_ns))
-    owners = np.zeros(len(edges) - 1, dtype=int)
-    for number, span in enumerate(spans):
-        begin, end = np.searchsorted(edges, span[:2])
-        owners[begin:end] = number
-    return edges, owners
+            moments.setdefault(event["n"], (event["began"], last_ns))
+    return [Span(*between, part, place) for between in moments.values()]
 
 
 def _costliest_line(
-    runs: Sequence[Run], spans: list[Span], edges: np.ndarray, owners: np.ndarray, part: str
+    runs: Sequence[RunData], edges: np.ndarray, is_part: np.ndarray
 ) -> tuple[str, str]:
     """Return the place of the line with most of a part's time, and what it calls; "" of none."""
-    has_it = np.array([spans[owner].part.part == part for owner in owners] + [False])
     rows = []
     for run in runs:
-        lines = run.lines
-        there = has_it[np.searchsorted(edges, lines.ended_ns) - 1]
+        lines = lines_of(run)
+        there = is_part[np.searchsorted(edges, lines.ended_ns) - 1]
         rows += lines.rows(there & ~lines.mask("worker"))[:1]
     most = max(rows, key=lambda line: line.share, default=None)
     return (most.place, most.call) if most else ("", "")

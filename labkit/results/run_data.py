@@ -1,42 +1,38 @@
-"""The result of a run: a `Run` reads one event log and derives every number from it when asked."""
+"""The result of a run at one moment: every number is derived from its log when it is asked for."""
 
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.bench.grid import NOISY
 from labkit.knobs import as_typed
-from labkit.results import run_text
-from labkit.results.comparison import Comparison
-from labkit.results.log_reader import fact, live_property, of_one_moment
+from labkit.results.device_peaks import Peak, peak
+from labkit.results.log_data import fact
+from labkit.results.readings import readings
 from labkit.results.run_log import RunLog
-from labkit.results.wall_shares import WallShares, wall_shares
 from labkit.results.workers import LoaderWorkers
 from labkit.stamps.step_classes import split_steps, unevenness
 from labkit.stamps.steps import STAMPS
-from labkit.text import percent
+from labkit.text import noise, percent
 
 if TYPE_CHECKING:
-    import os
-    from pathlib import Path
-
     import pandas
-    from matplotlib.figure import Figure
-
-    from labkit.diagnosis.device_peaks import Peak
-    from labkit.diagnosis.hot_lines import Lines
-    from labkit.diagnosis.verdict import Diagnosis
-    from labkit.traces.read import Breakdown
 
 HIDES = 0.05  # of wall time: fewer gaps than this within the busy time are not mentioned
+# An MFU above this is none, and what looks like one between 1 and this counts as 1: 3x3 kernels on
+# 8x8 pixels, an eighth of whose products are with padding, and 10 %
+NO_PEAK = 1.25
+SLOW_START_S = 1.0  # a shorter start of the workers needs no word
+LEAST_SHOWN_MS = 0.05  # is 0.0 when printed
 BLOCKS = 5  # stretches of the run, whose throughputs are compared to judge its noise
 
 
-class Run(RunLog):
-    """One measured run, live or recorded. Statistics leave out the warm-up."""
+class RunData(RunLog):
+    """One measured run at one moment. Statistics leave out the warm-up."""
 
     NUMBERS = (
         *RunLog.NUMBERS, "steps", "samples", "warmup", "utilization", "throughput", "step_ms",
@@ -45,10 +41,10 @@ class Run(RunLog):
         "busy_at_least", "utilization_is_upper_bound", "padding", "queued_ms",
     )  # fmt: skip
 
-    @live_property
+    @cached_property
     def warmup(self) -> int:
         """Steps left out of the statistics: those prefetched at the start, but at most a third."""
-        wanted = self._fact("begin", "warmup", 0)
+        wanted = self.fact_of("begin", "warmup", 0)
         return max(1, min(wanted, self.steps // 3)) if self.steps else 0
 
     @property
@@ -63,12 +59,12 @@ class Run(RunLog):
             return None
         return float((ready - asked).sum() / 1e9)
 
-    @live_property
+    @cached_property
     def warm_s(self) -> float:
         """When the warm-up's last step was over, s; of a run with a step."""
         return float(self.stretch(self.warmup - 1, self.warmup)[0, STAMPS.index("busy_end")])
 
-    @live_property
+    @cached_property
     def _wall_s(self) -> float | None:
         """The time of the measured steps, from the end of the warm-up on; None before two steps."""
         if self.steps < 2:
@@ -78,7 +74,7 @@ class Run(RunLog):
 
     # How busy the device was, and how much it did
 
-    @live_property
+    @cached_property
     def utilization(self) -> float | None:
         """Device-busy share of wall time, 0 to 1, warm-up excluded; None before two steps.
 
@@ -91,7 +87,7 @@ class Run(RunLog):
             return None
         return self._step_clock.busy_s(self.warmup) / self._wall_s
 
-    @live_property
+    @cached_property
     def busy_at_least(self) -> float | None:
         """Share of wall time (0 to 1) in which the device certainly worked, warm-up excluded.
 
@@ -113,7 +109,7 @@ class Run(RunLog):
         watched_gpu = bool(self.watched) and self.machine.kind == "gpu" and not self.no_events
         return watched_gpu and not self._steps.has_device_times()
 
-    @live_property
+    @cached_property
     def queued_ms(self) -> float | None:
         """Mean time from the host's issuing a step's compute to its start on the device, ms.
 
@@ -144,7 +140,7 @@ class Run(RunLog):
         at_most = "at most " if self.utilization_is_upper_bound else ""
         return f"{at_most}{self.utilization:.0%}"
 
-    @live_property
+    @cached_property
     def throughput(self) -> float | None:
         """Samples per second of wall time, warm-up excluded."""
         if self._wall_s is None:
@@ -158,7 +154,6 @@ class Run(RunLog):
     padding_beyond: float = fact("padding", "beyond", 0.0)
 
     @property
-    @of_one_moment
     def frame(self) -> pandas.DataFrame:
         """The measured steps as a DataFrame: when each ended (s), its parts (ms), its loss."""
         import pandas
@@ -179,14 +174,14 @@ class Run(RunLog):
 
     # Where the time of a step went
 
-    @live_property
+    @cached_property
     def steps_ms(self) -> np.ndarray:
         """Wait, copy, compute, launch, other of the measured steps: (steps, 5), ms."""
         if self.steps < 2:
             return np.zeros((0, 5))
         return split_steps(self.stamps[self.warmup - 1 :]) * 1e3  # with the warm-up's last step
 
-    @live_property
+    @cached_property
     def mean_ms(self) -> np.ndarray | None:
         """The mean measured step by class (5,), ms; None before there is one."""
         return self._step_clock.mean_split(self.warmup) * 1e3 if self.steps > 1 else None
@@ -221,7 +216,7 @@ class Run(RunLog):
         """Mean rest of a step, ms: launch gaps, host work between."""
         return self._mean_of(3, 5)
 
-    @live_property
+    @cached_property
     def spread(self) -> float | None:
         """Unevenness: IQR over median of the throughput of the run's five stretches."""
         return unevenness(self._step_clock.moments("busy_end", max(0, self.warmup - 1)), BLOCKS)
@@ -231,99 +226,64 @@ class Run(RunLog):
         """True where `spread` is so large that small differences mean nothing."""
         return (self.spread or 0.0) > NOISY
 
-    # The loader, and the whole time
+    @cached_property
+    def energy_j(self) -> float | None:
+        """Energy the card used while training, from its own counter; None where it has none."""
+        read = [event.get("energy_j") for _, event in readings(self)]
+        counts = [count for count in read if count is not None]
+        return counts[-1] - counts[0] if len(counts) > 1 else None
 
-    @live_property
+    # The loader
+
+    @cached_property
     def workers(self) -> LoaderWorkers:
         """What the loader did, worker by worker; falsy where nothing was recorded of it."""
         return LoaderWorkers(self)
 
-    @live_property
-    def wall_shares(self) -> WallShares | None:
-        """Where the whole time of a watched loop or script went; None for runs of the bench."""
-        return WallShares.from_dict(self.event("wall") or {}) or wall_shares([self])
+    # What it reached of what its device can do
 
-    # What it means: from the rooms above
-
-    @live_property
-    def lines(self) -> Lines:
-        """Where in the user's code the time went: a table of lines."""
-        from labkit.diagnosis.hot_lines import Lines
-
-        return Lines(self)
-
-    @live_property
+    @cached_property
     def peak(self) -> Peak | None:
         """What `mfu` and `mbu` are held against, with its source."""
-        from labkit.diagnosis.device_peaks import peak
-
         return peak(self)
 
-    @live_property
+    @cached_property
     def mfu(self) -> float | None:
         """FLOPs that the model needs over those of `peak` in wall time, 0 to 1.
 
         None where either is unknown. Busy is not MFU.
         """
-        from labkit.diagnosis.efficiency import mfu
+        return self._share_of_peak("flops", self.peak and self.peak.flop_per_s)
 
-        return mfu(self)
-
-    @live_property
+    @cached_property
     def mbu(self) -> float | None:
         """As `mfu`, of bytes that have to move (a lower bound); None where the cache holds them."""
-        from labkit.diagnosis.efficiency import mbu
+        work = self.event("work")
+        if work is None or work["held_bytes"] <= (work.get("cache_bytes") or 0):
+            return None
+        return self._share_of_peak("bytes", self.peak and self.peak.byte_per_s)
 
-        return mbu(self)
+    def _share_of_peak(self, what: str, per_s: float | None) -> float | None:
+        """Return the FLOPs or bytes of a run's samples, over what `per_s` allows: 0 to 1, or None.
+
+        The zeros of a convolution's padding are counted, and a good kernel leaves them out;
+        Winograd's kernels (cuDNN, FP32) take 16 multiplications for 36 of a 3x3 one (Lavin and
+        Gray, CVPR 2016). What that brings above 1 counts as 1. Far above, others used the machine
+        while its peak was measured.
+        """
+        work = self.event("work")
+        if not work or work["samples"] <= 0 or not work[what] or not self.throughput or not per_s:
+            return None
+        reached = work[what] / work["samples"] * self.throughput / per_s
+        return None if reached > NO_PEAK else min(reached, 1.0)
 
     @property
     def mfu_text(self) -> str:
         """MFU in words, "MFU 26%"; "" where it is not known."""
         return f"MFU {percent(self.mfu)}" if self.mfu else ""
 
-    @property
-    def xray(self) -> Breakdown | None:
-        """The x-ray's trace; None where there is none in its folder or record."""
-        from labkit.traces.read import xray_of
-
-        return xray_of(self)
-
-    def diagnose(self) -> Diagnosis:
-        """Name what holds the run back, with evidence and advice."""
-        from labkit.diagnosis.judge import diagnose
-
-        return diagnose(self)
-
-    def compare(self, other: Run) -> Comparison:
-        """Compare this run with `other`, which came before it."""
-        return Comparison(other, self)
-
-    @of_one_moment
-    def export(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
-        """Write the run as .html, .csv, .png, .svg or .pdf; return the path.
-
-        Raises ValueError on another suffix, and where a file is there that labkit did not write so.
-        """
-        from labkit.view.report import export
-
-        return export(self, path, overwrite)
-
-    def plot(self, before: Run | None = None) -> Figure:
-        """Draw the run; the utilization and the mean step of `before` beside it, where given."""
-        from labkit.view.run_figure import draw_run
-
-        return draw_run(self, before)
-
     # As text and as JSON
 
-    def extra_lines(self) -> list[str]:
-        """Return a line with what was read from the x-ray, whose trace stays in the folder."""
-        from labkit.traces.read import xray_line
-
-        line = xray_line(self) if self.event("xray_trace") is None else None
-        return [line] if line else []
-
-    @of_one_moment
     def to_dict(self) -> dict[str, object]:
         """Return the run's statistics under their attribute names, as JSON types."""
         return {
@@ -333,10 +293,49 @@ class Run(RunLog):
             "pipeline": self.pipeline.to_dict(),
         }
 
-    def _what(self) -> str:
+    @property
+    def what(self) -> str:
+        """The knobs that were set."""
         return as_typed(self.asked.changed()) or "defaults"
 
-    @live_property
+    @property
     def numbers(self) -> str:
         """The measured numbers in one line, with what was simulated rather than measured."""
-        return run_text.numbers(self)
+        if self.throughput is None:
+            return f"{self.steps} steps: too few to measure"
+        parts = f"step {self.step_ms:.1f} ms ({self._parts_text()})"
+        return "; ".join([f"{self.in_short}, {parts}", *self._remarks()])
+
+    @property
+    def in_short(self) -> str:
+        """The throughput and the utilization of a run that has them."""
+        kind = self.machine.kind.upper()
+        return f"{self.throughput:.0f} {self.unit}/s, {kind} busy {self.busy_text}"
+
+    def _parts_text(self) -> str:
+        """Return the parts of the mean step, ms."""
+        body = "loop body" if self.watched else "compute"
+        parts = {"wait": self.wait_ms, "copy": self.copy_ms, body: self.compute_ms}
+        if (self.other_ms or 0.0) >= LEAST_SHOWN_MS:
+            parts["other"] = self.other_ms
+        return ", ".join(f"{name} {ms:.1f}" for name, ms in parts.items() if ms is not None)
+
+    def _remarks(self) -> list[str]:
+        """Return what else a reader of the numbers has to know."""
+        remarks = []
+        if self.mfu_text:
+            remarks.append(f"{self.mfu_text} of {self.peak}")
+        if self.padding:
+            remarks.append(f"padding {self.padding:.0%}")
+        if (self.startup_s or 0.0) > SLOW_START_S:
+            remarks.append(f"the loop waited {self.startup_s:.1f} s for its workers to start")
+        if self.no_events:
+            how = "timed on the host's clock, waiting for each step"
+            remarks.append(f"{how}: {self.no_events}")
+        if self.is_cut_short:
+            remarks.append(f"no more than the first {self.steps:,} steps are recorded")
+        if self.pipeline.simulated_delay:
+            remarks.append(f"simulated delay: {self.pipeline.simulated_delay}")
+        if self.spread is not None and self.noisy:
+            remarks.append(noise(self.spread))
+        return remarks

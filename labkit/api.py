@@ -1,0 +1,312 @@
+"""What a user holds: a Run, Ranks, Measurements, a Sweep; live, with what can be asked of them.
+
+Each stands on a snapshot of its log (`.data`), which the rooms below read: what they compute is of
+one moment, and they know nothing of how it is drawn, judged or waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.knobs import Settings
+from labkit.results.comparison import ComparedRuns
+from labkit.results.launch import Launched, started
+from labkit.results.log_data import Events
+from labkit.results.log_reader import LiveResult, Process, follows_its_log
+from labkit.results.measurements import MeasurementsData
+from labkit.results.payload import Source
+from labkit.results.ranks import RanksData
+from labkit.results.records import head_of, kind_of
+from labkit.results.run_data import RunData
+from labkit.results.sweep import SweptRuns
+from labkit.results.workers import LoaderWorkers
+from labkit.spec import Pipeline
+from labkit.stamps.events import FILE_NAME
+from labkit.stamps.record import RecordError, Tail
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from labkit.diagnosis.hot_lines import Lines
+    from labkit.diagnosis.verdict import Diagnosis
+    from labkit.diagnosis.wall_shares import WallShares
+    from labkit.traces.public import PublicTrace
+    from labkit.traces.read import Breakdown, RankTraces
+
+
+@follows_its_log
+class Run(LiveResult[RunData], RunData):
+    """One measured run, live or recorded. Statistics leave out the warm-up, and are of now."""
+
+    KIND = RunData
+
+    @property
+    def workers(self) -> Workers:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What the loader did, worker by worker; falsy where nothing was recorded of it."""
+        return Workers(self.data)
+
+    @property
+    def lines(self) -> Lines:
+        """Where in the user's code the time went: a table of lines."""
+        from labkit.diagnosis.hot_lines import lines_of
+
+        return lines_of(self.data)
+
+    @property
+    def wall_shares(self) -> WallShares | None:
+        """Where the whole time of a watched loop or script went; None for runs of the bench."""
+        from labkit.diagnosis.wall_shares import shares_of
+
+        return shares_of(self.data)
+
+    @property
+    def xray(self) -> Breakdown | None:
+        """The x-ray's trace; None where there is none in its folder or record."""
+        from labkit.traces.read import xray_of
+
+        return xray_of(self.data)
+
+    def diagnose(self) -> Diagnosis:
+        """Name what holds the run back, with evidence and advice."""
+        return diagnose(self)
+
+    def compare(self, other: RunData) -> Comparison:
+        """Compare this run with `other`, which came before it."""
+        return Comparison(other.data, self.data)
+
+    def plot(self, before: RunData | None = None) -> Figure:
+        """Draw the run; the utilization and the mean step of `before` beside it, where given."""
+        from labkit.view.run_figure import draw_run
+
+        return draw_run(self.data, before and before.data)
+
+    def export(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
+        """Write the run as .html, .csv, .png, .svg or .pdf; return the path.
+
+        Raises ValueError on another suffix, and where a file is there that labkit did not write so.
+        """
+        from labkit.view.report import export
+
+        return export(self.data, path, overwrite)
+
+    def extra_lines(self) -> list[str]:
+        """Return a line with what was read from the x-ray, whose trace stays in the folder."""
+        from labkit.traces.read import xray_line
+
+        line = xray_line(self.data) if self.event("xray_trace") is None else None
+        return [line] if line else []
+
+
+class RankRun(Run):
+    """One rank of a distributed run, read as part of the whole.
+
+    Its device counts as busy while it waits for others, as in nvidia-smi: see `Ranks.times`.
+    """
+
+    def __init__(self, whole: Ranks, rank: int):
+        """Take one rank of the `whole`, which reads for it."""
+        self.whole = whole
+        self.rank = rank
+        self.path = self.data.path
+        self.recorded = whole.recorded
+        self._process = whole._process
+
+    @property
+    def data(self) -> RunData:
+        """What its own log says now."""
+        return self.whole.data.runs[self.rank]
+
+
+@follows_its_log
+class Ranks(LiveResult[RanksData], RanksData):
+    """A distributed run: `ranks[1]` is a Run, `len(ranks)` how many have begun."""
+
+    KIND = RanksData
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __iter__(self) -> Iterator[RankRun]:
+        return (RankRun(self, rank) for rank in self.data.runs)
+
+    def __getitem__(self, index: int) -> RankRun:
+        return list(self)[index]
+
+    def diagnose(self) -> Diagnosis:
+        """Name what holds the ranks back, and which of them does."""
+        return diagnose(self)
+
+    def plot(self) -> Figure:
+        """Draw where each rank's time went."""
+        from labkit.view.several_figures import draw_ranks
+
+        return draw_ranks(self.data, self.diagnose().headline)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the run's statistics, each rank's and the diagnosis, as JSON types."""
+        data = self.data
+        diagnosis = diagnose(self).to_dict() if data.steps else None
+        return {**data.to_dict(), "diagnosis": diagnosis}
+
+    def extra_lines(self) -> list[str]:
+        """Return the events of every rank's own log, each with the rank it is of."""
+        if not self.path.is_dir():
+            return []
+        return [
+            json.dumps({**event, "of_rank": number}, separators=(",", ":"))
+            for number, run in self.data.runs.items()
+            for event in Tail(run.path / FILE_NAME).read()
+        ]
+
+
+@follows_its_log
+class Measurements(LiveResult[MeasurementsData], MeasurementsData):
+    """The rows that `lk.measure` measured. Live or recorded, like a Run."""
+
+    KIND = MeasurementsData
+
+    def __init__(self, path: Path, process: Process | None = None, recorded: bool = False):
+        """Follow a log, as every live result does."""
+        super().__init__(path, process, recorded)
+        self._added: list[Measurements] = []
+
+    @property
+    def data(self) -> MeasurementsData:
+        """What was measured by now, also of the points that were added."""
+        data = super().data
+        data.added = [each.data for each in self._added]
+        return data
+
+    def add(self, point: Measurements) -> None:
+        """Take over the rows of a point that was measured afterwards."""
+        self._added.append(point)
+
+    def plot(self, x: str, y: str, by: str | None = None, **drawing: Any) -> Figure:
+        """Draw column `y` over column `x`, a line for each value of column `by`; see `lk.plot`."""
+        from labkit.view.rows_figure import plot
+
+        return plot(self, x, y, by, **drawing)
+
+    def __repr__(self) -> str:
+        return repr(self.data)
+
+
+class Sweep(SweptRuns[Run]):
+    """The runs of a sweep: one for each of `settings`, or for the first of them where it ended."""
+
+    def measure(
+        self,
+        start: Callable[[Pipeline], Run],
+        each: Callable[[Run], object],
+        begun: Callable[[Settings], object],
+    ) -> None:
+        """Run every setting, one after the other.
+
+        `begun` is called with a setting before `start` launches its pipeline, `each` with its run
+        while that goes on. An interrupt stops the run and keeps those before it.
+        """
+        for setting in self.settings:
+            begun(setting)
+            run = start(self.pipeline.but(**setting))
+            self.runs.append(run)
+            try:
+                run.wait_or_raise(each)
+            except BaseException:
+                run.stop()
+                self.runs = [each for each in self.runs if each.outcome != "stopped"]
+                raise
+
+    def plot(self) -> Figure:
+        """Draw throughput and utilization over the first knob, a line for each other setting."""
+        from labkit.view.several_figures import draw_sweep
+
+        return draw_sweep(self)
+
+
+class Comparison(ComparedRuns):
+    """The run `after` against the run `before`: what was changed, and what it brought."""
+
+    def plot(self) -> Figure:
+        """Draw both runs on one time scale, the earlier one above, as a matplotlib Figure."""
+        from labkit.view.run_figure import draw_run
+
+        return draw_run(self.after, self.before)
+
+
+class Workers(LoaderWorkers):
+    """What a run's loader did, worker by worker; falsy where nothing was recorded of it."""
+
+    def plot(self) -> Figure:
+        """Draw what each worker did, under the loop, for a few seconds."""
+        from labkit.view.workers_figure import draw_workers
+
+        return draw_workers(self)
+
+
+Loaded = Run | Measurements | Ranks
+LIVE: dict[type, type[Loaded]] = {each.KIND: each for each in (Run, Measurements, Ranks)}
+
+
+def load(path: str | os.PathLike[str]) -> Loaded:
+    """Load a saved or recorded run; raises RecordError (a ValueError) on anything else."""
+    return LIVE[kind_of(head_of(path).get("spec", {}))](Path(path), recorded=True)
+
+
+def diagnose(
+    what: Loaded | Breakdown | RankTraces | PublicTrace | str | os.PathLike[str],
+) -> Diagnosis:
+    """Name the bottleneck of a Run, Ranks, a record's path (.jsonl, .jsonl.gz or a run's folder).
+
+    Or of a torch.profiler trace (.json, .json.gz), a folder or archive of one for each rank, or
+    what `lk.trace` or `lk.public_trace` made of them. Raises RecordError or TraceError (both are a
+    ValueError) on one that cannot be used.
+    """
+    from labkit.diagnosis import judge
+    from labkit.diagnosis.rank_verdict import of_ranks
+    from labkit.traces.public import PublicTrace
+    from labkit.traces.read import Breakdown, RankTraces, trace
+
+    if isinstance(what, (str, os.PathLike)):
+        path = Path(what)
+        is_record = path.name.endswith((".jsonl", ".jsonl.gz")) or (path / FILE_NAME).exists()
+        return diagnose(load(path) if is_record else trace(path))
+    if isinstance(what, (Breakdown, RankTraces)):
+        return judge.of_traced(what)
+    if isinstance(what, PublicTrace):
+        return judge.of_published(what)
+    data = what.data
+    if isinstance(data, MeasurementsData):
+        raise RecordError(
+            f"{data.path}: a measured function has rows and no training steps, so there "
+            "is nothing to diagnose: lk.load(path) shows its numbers; diagnose a training run."
+        )
+    if isinstance(data, RanksData):
+        return of_ranks(data.runs or {0: RunData(data.path, Events())}, data.times).verdict
+    return judge.of_run(data)
+
+
+def launch(
+    spec: Launched,
+    *,
+    fault: str | None = None,
+    after: list[str] | None = None,
+    source: Source | None = None,
+) -> Any:
+    """Start what a spec describes apart from the kernel; return its Run, Measurements or Ranks.
+
+    Args:
+        spec: A Pipeline, a Grid, Distributed ranks.
+        fault: Planted in the bench (`labkit.bench.planted_fault`).
+        after: A command that the supervisor starts when the run is over.
+        source: The user's own dataset, or function, that the bench is to use.
+
+    Raises:
+        ValueError: The device that it names is not here.
+        OSError: No process could be started.
+    """
+    handle = started(spec, fault, after, source)
+    return LIVE[kind_of(spec.to_spec())](handle.folder, process=handle)

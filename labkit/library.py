@@ -1,0 +1,67 @@
+"""Recorded runs: list what is there, load one.
+
+A recorded run is `<machine>/<name>.jsonl.gz` in the package or in a folder of records; what
+it is stands in its first events.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import labkit
+from labkit.api import Loaded, load
+from labkit.results.records import head_of
+
+if TYPE_CHECKING:
+    import pandas
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+SUFFIX = ".jsonl.gz"
+COLUMNS = ["name", "title", "hardware", "date", "torch"]  # of the listing
+
+
+def recorded(
+    name: str | None = None, folder: str | os.PathLike[str] | None = None
+) -> pandas.DataFrame | Loaded:
+    """List the recorded runs, or load the one called `name`; ValueError where it is not there.
+
+    Of several machines a GPU's comes first; `"<machine>/<name>"` asks for one. `folder` is what
+    `maintain/recordings.py --out FOLDER` wrote; None: what comes with the package.
+    """
+    place = Path(labkit.__file__).parent / "records" if folder is None else Path(folder)
+    files = [*place.glob(f"*{SUFFIX}"), *place.glob(f"*/*{SUFFIX}")]
+    rows = [row for row in map(_row, files) if row]
+    rows.sort(key=lambda row: (row["kind"] != "gpu", row["hardware"], row["name"]))
+    if name is None:
+        import pandas
+
+        return pandas.DataFrame(rows, columns=COLUMNS)
+    machine, _, plain = str(name).rpartition("/")
+    of_machine = [row for row in rows if machine in ("", row["path"].parent.name)]
+    for row in of_machine:
+        if row["name"] == plain:
+            return load(row["path"])
+    known = [f"{row['path'].parent.name}/{row['name']}" for row in of_machine or rows]
+    raise ValueError(f"Unknown record {name!r}; available: {', '.join(known) or 'none'}.")
+
+
+def _row(file: Path) -> dict[str, Any] | None:
+    """Return what a record's first events say of it; None where it is none."""
+    name = file.name.removesuffix(SUFFIX)
+    head = head_of(file)
+    spec = head.get("spec")
+    machine = head.get("machine")
+    if not NAME.fullmatch(name) or spec is None or machine is None:
+        return None
+    return {
+        "name": name,
+        "title": str(spec.get("title", ""))[:100],
+        "hardware": machine["name"][:60],
+        "date": str(spec.get("utc", "unknown"))[:10],
+        "torch": str(machine["versions"].get("torch", "unknown"))[:20],
+        "kind": machine["kind"],
+        "path": file,
+    }

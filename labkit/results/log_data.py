@@ -1,0 +1,186 @@
+"""What an event log says at one moment. The log is the record: nothing derived is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+from labkit.results.failures import reason_of_failure
+from labkit.results.hardware import Machine
+from labkit.stamps.event_shapes import PLAIN
+from labkit.stamps.record import Event
+from labkit.stamps.steps import Steps, Texts
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Value = TypeVar("Value")
+Outcome = Literal["running", "finished", "stopped", "failed"]
+ENDINGS = ("done", "error", "end")  # events after which nothing follows
+
+
+class Events:
+    """The events of one log that have been read: all of a few names, of the others the last."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, Event] = {}
+        self.steps = Steps()
+        self.texts = {"items": Texts(), "lines": Texts()}
+        self.all: dict[str, list[Event]] = {name: [] for name in (*PLAIN - {"step"}, "row")}
+
+    def take_in(self, event: Event) -> None:
+        """Keep what matters of one event."""
+        name = event["event"]
+        if name == "step":
+            self.steps.append(event)
+        elif name in self.texts:
+            self.texts[name].append(event)
+        elif name in self.all:
+            self.all[name].append(event)
+        else:
+            self.last[name] = event
+        if name == "epoch":  # a watched loop that seemed to have ended goes on
+            for ending in ENDINGS:
+                self.last.pop(ending, None)
+        if name == "paused":
+            self.steps.leave_out(event["began"], event["ended"])
+
+    def as_of_now(self) -> Events:
+        """Return what has been read by now: what is read later does not show in it."""
+        now = Events()
+        now.last = dict(self.last)
+        now.steps = self.steps.as_of_now()
+        now.texts = {name: events.copy() for name, events in self.texts.items()}
+        now.all = {name: events.copy() for name, events in self.all.items()}
+        return now
+
+
+def fact(event: str, key: str, default: object = None) -> Any:
+    """Return a property of a log: the value of `key` in the last event of a name, as `fact_of`."""
+    return property(lambda log: log.fact_of(event, key, default))
+
+
+def series(name: str) -> Any:
+    """Return a property of a log: all events of a name."""
+    return property(lambda log: log.events.all[name])
+
+
+class LogData:
+    """What a log says of its run at one moment; nothing in it changes."""
+
+    NUMBERS: ClassVar[tuple[str, ...]] = ("id", "utc", "recorded", "outcome", "error", "mark")
+    """The attributes that `to_dict` and `--json` list."""
+
+    def __init__(
+        self,
+        path: Path,
+        events: Events,
+        of_ranks: Mapping[int, Events] | None = None,
+        *,
+        recorded: bool = False,
+        alive: bool = False,
+    ):
+        """Take what was read of the log at `path`, and of its ranks' own.
+
+        `recorded`: it is a saved record; `alive`: more may follow.
+        """
+        self.path = path
+        self.events = events
+        self.of_ranks = of_ranks or {}
+        self.recorded = recorded
+        self.alive = alive
+
+    @property
+    def data(self) -> Self:
+        """Itself: what `data` of a live result is at a moment."""
+        return self
+
+    def event(self, name: str) -> Event | None:
+        """Return the last event of that name; None where there is none."""
+        return self.events.last.get(name)
+
+    def fact_of(self, event: str, key: str, default: Value = None) -> Value:
+        """Return the value of `key` in the last event of that name; null counts as missing."""
+        value = (self.event(event) or {}).get(key)
+        return default if value is None else value
+
+    @property
+    def id(self) -> str:
+        """The run's name: date, time and six hex digits."""
+        return self.fact_of("spec", "run", self.path.name)
+
+    # When it was started, as an ISO time in UTC; None if unknown
+    utc: str | None = fact("spec", "utc")
+    # The bench's own traceback, where an exception ended the run
+    traceback: str | None = fact("error", "traceback")
+
+    @cached_property
+    def machine(self) -> Machine:
+        """The machine it ran on."""
+        return Machine.from_dict(self.event("machine") or {})
+
+    @property
+    def mark(self) -> str | None:
+        """Return "RECORDED on ..." where it was not measured here; None where it was."""
+        return f"RECORDED on {self.machine.name}" if self.recorded else None
+
+    @property
+    def stage(self) -> Event:
+        """The last stage before training: `name`, `done` of `total` where counted, `waiting`."""
+        return self.event("stage") or {"name": "starting"}
+
+    @property
+    def running(self) -> bool:
+        """True until it has ended."""
+        return self.outcome == "running"
+
+    @property
+    def outcome(self) -> Outcome:
+        """How far it is, or how it ended."""
+        if self.event("done"):
+            return "finished"
+        if self.fact_of("end", "stop") is not None:
+            return "stopped"
+        ended = self.event("error") or self.event("end")
+        return "running" if self.alive and not ended else "failed"
+
+    @property
+    def error(self) -> str | None:
+        """Why it failed, with a remedy where one is known; None if it did not."""
+        if self.outcome != "failed":
+            return None
+        return reason_of_failure(self.event("error"), self.event("end"))
+
+    @property
+    def steps(self) -> int | None:
+        """Steps done, warm-up included; None of what makes no steps."""
+        return None
+
+    @property
+    def ended(self) -> str:
+        """How it ended, after how many steps: "stopped after 34 steps"."""
+        if self.steps is None:
+            return self.outcome
+        return f"{self.outcome} after {self.steps:,} step{'' if self.steps == 1 else 's'}"
+
+    @property
+    def numbers(self) -> str:
+        """The measured numbers in one line."""
+        raise NotImplementedError
+
+    @property
+    def what(self) -> str:
+        """What was measured, as in the parentheses of `Run(...)`."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what was measured under its attributes' names, as JSON types."""
+        numbers = {name: getattr(self, name) for name in self.NUMBERS}
+        return {**numbers, "machine": self.machine.to_dict()}
+
+    def __repr__(self) -> str:
+        mark = f"{self.mark}: " if self.mark else ""
+        what = f"{type(self).__name__.removesuffix('Data')}({self.what}) {self.outcome}"
+        return f"{mark}{what}: {self.error or self.numbers}"
