@@ -23,7 +23,6 @@ from played_gpu import host_steps, load
 import labkit as lk
 from labkit import Run
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.trainer_code import trainer_lines
 from labkit.process import device_lock
 from labkit.stamps import keys, record
 from labkit.text import STEERS
@@ -253,9 +252,6 @@ CODE["arguments"] = {"dataset": "train_set", "batch_size": "32", "collate_fn": "
         ("loader", "loader\nimport os"),
         ("loader", "loader; import os"),
         ("loader", "class"),
-        ("model", "__import__('os').system('x') or model"),
-        ("optimizer", "a b"),
-        ("training", "f(x)"),
         ("call", "os.system"),
         ("call", "(lambda *a: 1)"),
         ("call", "DataLoader(1)"),
@@ -270,12 +266,10 @@ CODE["arguments"] = {"dataset": "train_set", "batch_size": "32", "collate_fn": "
 def test_code_to_paste_is_made_of_names_and_numbers_whatever_a_record_says(part, said):
     arguments = CODE["arguments"]
     told = CODE | ({part: said} if part in CODE else {"arguments": arguments | {part: said}})
-    if part in ("optimizer", "training"):
-        told = CODE | {part: said}
     changes = {"num_workers": 4, "compile": "default", "fused_optimizer": True}
     code = LoopCode.of(told)
     every = [code.lines({name: value}) for name, value in changes.items()]
-    every += [trainer_lines(code.training, {"num_workers": 4})]
+    every += [LoopCode.of(told, trainer=True).lines(changes)]
     assert said not in "".join(every)
     assert "data.DataLoader(train_set, batch_size=32, num_workers=4" in LoopCode.of(CODE).lines(
         {"num_workers": 4}

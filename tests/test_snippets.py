@@ -22,8 +22,6 @@ from labkit.diagnosis.causes import loader
 from labkit.diagnosis.evidence import Batch, Epochs, Evidence, WorkerEvidence
 from labkit.diagnosis.findings import Finding, Remedy
 from labkit.diagnosis.loader_code import ARGUMENTS, LoopCode
-from labkit.diagnosis.pasted import ready_to_paste
-from labkit.diagnosis.trainer_code import trainer_lines
 from labkit.diagnosis.wording import worded
 from labkit.results.core_use import CoreUse
 from labkit.results.hardware import Machine
@@ -144,11 +142,8 @@ SCRIPTS = {
     "made = DataLoader(list_of(64), 8, collate_fn=lambda items: items)",
 }
 STEP_CHANGES = [
-    {"channels_last": True},
     {"compile": "default"},
-    {"compile": "reduce-overhead", "channels_last": True},
-    {"precision": "bf16"},
-    {"precision": "tf32", "fused_optimizer": True},
+    {"precision": "bf16", "fused_optimizer": True},
 ]
 
 
@@ -175,7 +170,7 @@ def test_what_is_printed_runs_in_a_script_with_other_names_or_none(kind, user_mo
     code = LoopCode.of(in_script(names, "call_of(made)", call_of=call_of))
     lines = [fed(code=code, epochs=RESTARTED, knobs={"num_workers": 2}).code]
     lines += [fed(code=code, advised=4).code]
-    lines += [ready_to_paste(code.lines(changes), code.names) for changes in CHANGES + STEP_CHANGES]
+    lines += [code.lines(changes) for changes in CHANGES + STEP_CHANGES]
     lines += [in_script(names, "tuner(made, seconds=1)", tuner=tuner).found.snippet]
     for line in lines:
         exec(compile(line, "pasted", "exec"), dict(names))
@@ -193,7 +188,7 @@ def test_what_has_no_name_in_the_script_is_told_as_an_example(what, user_module,
 
 REMEDIES = {
     (name, remedy.key): remedy
-    for name in ("body", "compute", "copies", "launches", "loader", "workers")
+    for name in ("body", "compute", "copies", "host", "launches", "loader", "workers")
     for remedy in vars(importlib.import_module(f"labkit.diagnosis.causes.{name}")).values()
     if isinstance(remedy, Remedy) and (remedy.code or remedy.make)
 }
@@ -222,17 +217,12 @@ def test_the_advice_for_a_watched_loop_is_in_the_names_of_its_script():
         "    data, batch_size=8, shuffle=True, num_workers=4, collate_fn=pad_together\n"
         ")\n"
     )
-    exec(code.lines({"channels_last": True, "precision": "bf16"}), names)
-    exec(code.lines({"fused_optimizer": True, "precision": "tf32"}), names)
-    assert names["sgd"].param_groups[0]["fused"]
-    assert names["net"].forward(torch.zeros(1, 4)).dtype == torch.bfloat16
-    torch.set_float32_matmul_precision("highest")
 
 
 def test_no_line_to_paste_drops_an_argument_or_names_what_is_not_there():
     inline = "call_of(DataLoader(data, 8, collate_fn=lambda items: items))"
     code = LoopCode.of(in_script(user_script("None"), inline, call_of=call_of))
-    told = ready_to_paste(code.lines({"num_workers": 4}), code.names)
+    told = code.lines({"num_workers": 4})
     assert told.startswith("# loader = ") and "collate_fn=collate_fn" in told  # it has no name
     of_batches = code_of(user_script("DataLoader(data, batch_sampler=batches_of_4)"))
     assert of_batches.lines({"batch_size": 8}) == ""
@@ -241,13 +231,11 @@ def test_no_line_to_paste_drops_an_argument_or_names_what_is_not_there():
 
 
 def test_a_trainers_user_is_given_a_line_that_changes_their_training_arguments():
-    code = LoopCode(training="args")
-    finding = fed(use=CoreUse(2), trainer=True, code=code)
-    assert "dataloader_num_workers=2" in finding.advice
-    line = "args = replace(args, dataloader_num_workers=2)\n"
-    assert finding.code == f"from dataclasses import replace\n\n{line}"
-    assert "(args, bf16=True)" in trainer_lines("args", {"precision": "bf16"})
-    assert trainer_lines(None, {"num_workers": 2}) == ""  # no name to be written by
+    code = LoopCode(trainer=True, cards=2)
+    finding = fed(use=CoreUse(2), code=code)
+    assert finding.code == "# TrainingArguments(..., dataloader_num_workers=2)\n"
+    told = code.lines({"precision": "bf16", "batch_size": 64})  # of all cards: its argument of one
+    assert told == "# TrainingArguments(..., bf16=True, per_device_train_batch_size=32)\n"
 
 
 # A loop over features, which are no images, with every name that an example has
@@ -276,15 +264,13 @@ def test_pasted_code_runs_in_a_watched_script_and_leaves_a_batch_of_no_images_as
     code = LoopCode.of(
         {
             "loader": "loader",
-            "model": "model",
-            "optimizer": "optimizer",
             "call": "DataLoader",
             "arguments": {"dataset": "dataset", "batch_size": "8", "shuffle": "True"},
             "dataset_type": "TensorDataset",
         }
     )
     workers = WorkerEvidence((0.9, 0.9), idle_share=0.7)
-    shape = Batch("float32", bytes=4e7, shape=(64, 3, 224, 224))
+    shape = Batch("float32", bytes=4e7)
     evidence = Evidence("gpu", workers=workers, batch=shape, code=code, wait_share=0.5)
     filled = remedy.for_run(dataclasses.replace(evidence, knobs={"num_workers": 2}))
     if filled is None:

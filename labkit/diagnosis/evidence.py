@@ -22,6 +22,7 @@ from labkit.diagnosis.witnesses import Heat, Witness, deciding
 from labkit.instruments.growth import Grown
 from labkit.knobs import Setting
 from labkit.results.core_use import CoreUse
+from labkit.results.device_peaks import Peak
 from labkit.results.workers import Hang
 
 UNKNOWN: Any = None  # of a field that may not have been measured
@@ -70,7 +71,6 @@ class Xray(Measures):
     tiny_ops: float
     elementwise_us: float
     fusible_us: float  # of these, what one fused pass would save
-    fixed_share: float | Any = UNKNOWN  # of a step, that does not grow with the batch
     bf16_speedup: float | Any = UNKNOWN  # of the same compute, measured
 
     def share(self, time_us: float) -> float:
@@ -86,28 +86,18 @@ class Kernels(Measures):
     cuda_graphs: bool = False  # these hide kernels from some profilers
     tensor_core_share: float = 0.0
     eligible_share: float | Any = UNKNOWN  # in operators that could use Tensor Cores
-    unaligned_share: float | Any = UNKNOWN  # in products of sizes that are no multiple of 8
     moving_share: float | Any = UNKNOWN  # in elementwise kernels, which only move data
-
-
-@dataclass(frozen=True)
-class Launches:
-    """How a GPU's kernels came to be launched."""
-
-    queued_ms: float  # from issuing a step's compute to its start
-    in_line_share: float  # of the time the threads that launch had no core
 
 
 @dataclass(frozen=True)
 class CardEvidence(Measures):
     """What a GPU's events and counters tell, and the processes on it."""
 
-    launches: Launches | Any = UNKNOWN
+    launches: float | Any = UNKNOWN  # share of time the threads that launch kernels had no core
     others_share: float | Any = UNKNOWN  # other processes' kernels ran on it
     heat: Heat | Any = UNKNOWN
     witnesses: tuple[Witness, ...] = ()  # what can tell whether it works while it is busy
     certain_share: float = 0.0  # it certainly worked, whatever the host did
-    may_never_rest: bool = False  # whether one that never rests would read no higher
     ahead_share: float = 0.0  # it works on what had been issued in full
 
 
@@ -128,7 +118,6 @@ class Batch(Measures):
     dtype: str | Any = UNKNOWN  # of the largest array in the first one
     on_gpu: bool = False  # whether the loader makes them on a GPU, as no worker could
     bytes: float | Any = UNKNOWN  # of its large arrays, in an ordinary step
-    shape: tuple[int, ...] | Any = UNKNOWN  # of that array
     sizes: int = 1  # different ones that were seen, as of texts padded to the longest of a batch
 
 
@@ -171,11 +160,6 @@ class WorkerEvidence(Measures):
         """The part of its time in which a worker computes, or would if it had a core."""
         return self.cpu_share + (self.in_line_share or 0.0)
 
-    @property
-    def wanted_cores(self) -> float:
-        """The cores that they compute on, on average."""
-        return sum(self.cpu_shares) * (1 - (self.idle_share or 0.0))
-
 
 @dataclass(frozen=True)
 class Epochs:
@@ -203,13 +187,10 @@ class Evidence(Measures):
     communication_share: float = 0.0  # only collectives run (a trace)
     outside_share: float = 0.0  # the host is busy outside of PyTorch (a trace)
 
-    pause_share: float = 0.0  # compute beyond that of ordinary steps, in single ones
     stall_share: float = 0.0  # of the waiting: in the worst tenth of the steps
     padding_share: float | Any = UNKNOWN  # of the tokens computed
-    padding_beyond: float = 0.0  # and of those beyond the longest text of their batch
     wait_us: float | Any = UNKNOWN  # of the average step
     compute_us: float | Any = UNKNOWN  # of the average step
-    quick_compute_us: float | Any = UNKNOWN  # of the quickest twentieth of the steps
     launches_only: bool = False  # a step's parts are the host's: the device's times are not known
 
     # The machine, and who else uses it
@@ -218,6 +199,11 @@ class Evidence(Measures):
     stolen_by_workers: float | Any = UNKNOWN  # our workers had the core that the model needed
     stolen_by_others: float = 0.0  # other programs had it
     card: CardEvidence = CardEvidence()
+
+    # How much of what the device could do the model's arithmetic needs
+    mfu: float | Any = UNKNOWN
+    peak: Peak | Any = UNKNOWN  # of the device
+    flop_per_byte: float | Any = UNKNOWN  # of a step whose bytes no cache holds
 
     # What looked inside
     xray: Xray | Any = UNKNOWN
@@ -235,17 +221,12 @@ class Evidence(Measures):
     growth: LoopGrowth = LoopGrowth()  # of what a watched loop keeps
     switches: tuple[str, ...] = ()  # process-wide ones that are on, as `SWITCHES` names them
     weights_dtype: str | Any = UNKNOWN  # of most of what it trains, as "float32"
-    # The class of its loader, where that is neither torch's nor Python's
-    own_loader: str | Any = UNKNOWN
     spare_card: str | Any = UNKNOWN  # the name of a GPU here that its model on the CPU leaves alone
-    may_fuse: bool | Any = UNKNOWN  # whether its optimizer has a fused version that is not in use
-    imports_script: bool = False  # whether a worker of its loader starts by importing the script
     batch: Batch = Batch()
 
     # The settings, and what the simulation makes of them
     knobs: Mapping[str, Setting] = field(default_factory=dict)
-    code: LoopCode | Any = UNKNOWN  # how a user's script writes its loop; None: a Pipeline's script
-    trainer: bool = False  # whether the loop is that of Hugging Face's Trainer
+    code: LoopCode = LoopCode()  # how a user's script writes its loop
     trains: bool = True  # rather than only infers
     formats: tuple[str, ...] | Any = UNKNOWN  # of 16 bits, on Tensor Cores; None: card unknown
     compiles: bool = True  # whether torch.compile can act on the device
@@ -260,37 +241,24 @@ class Evidence(Measures):
         return None if count is None else int(count)
 
     @property
+    def worker_count(self) -> int:
+        """The same, 0 where it has none to set."""
+        return self.num_workers or 0
+
+    @property
     def has_workers(self) -> bool:
         """Whether it is known to have any."""
-        return bool(self.num_workers)
+        return self.worker_count > 0
 
     @property
     def of_bench(self) -> bool:
         """Whether it is of a pipeline of the bench, and of no loop or trace of somebody's own."""
-        return self.code is None
+        return self.loop is None and self.knobs.get("xray") is not None
 
     @property
     def crowded_by(self) -> float:
         """The larger of the shares of the cores and of the model's core that others had."""
         return max(self.use.others_share, self.stolen_by_others)
-
-    @property
-    def fills_cores(self) -> bool:
-        """Whether the loader's workers and the threads of the step want more than all cores."""
-        workers = self.workers
-        cores = self.use.cores
-        if workers is None or cores is None:
-            return False
-        if workers.wanted_cores + (self.threads or 1) <= cores:
-            return False
-        if workers.in_line_share is not None:
-            return workers.in_line_share > limits.IN_LINE
-        return (self.use.own or 0.0) >= limits.CORES_BUSY * cores
-
-    @property
-    def could_look(self) -> bool:
-        """Whether the run has an x-ray to switch on: a watched loop has none."""
-        return self.knobs.get("xray") is not None
 
     @property
     def gaps_may_hide(self) -> bool:

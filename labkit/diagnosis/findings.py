@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from labkit.diagnosis.evidence import Evidence, NotMeasured, asking
 from labkit.diagnosis.hot_lines import Line
-from labkit.diagnosis.pasted import ready_to_paste
+from labkit.diagnosis.loader_code import as_comment
 from labkit.diagnosis.symptoms import in_json, in_words, page_of
 from labkit.knobs import Setting
 
@@ -33,6 +33,9 @@ BESIDE_TRAINING = {  # causes of "host" that are outside the training loop, in w
 NEIGHBOUR = "neighbour"  # the cause where others use the cores
 AT_MOST = 2.0  # a larger gain that only the lost share bounds is not stated: it seldom comes
 DEVICE_LIMIT = "the_device_is_the_limit"  # the cause where no loss is worth a name
+DOUBLE = "float64"
+LOW_MFU = "low_MFU"
+CONCLUDED = (DEVICE_LIMIT, DOUBLE, LOW_MFU)  # causes that follow from a busy device
 
 TUNING = "03_dataloader_tuning.ipynb"
 BATCHES = "04_batch_sizing.ipynb"
@@ -46,7 +49,6 @@ LESSONS = {  # the section that teaches a remedy: notebook, heading
     "copies": (TUNING, "7. Pinned memory, and what it costs"),
     "launches": (KERNELS, "2. A chain: launches at one end, bytes at the other"),
     "lines": ("02_sawtooth_diagnosis.ipynb", "7. Which line costs the time?"),
-    "fusion": (KERNELS, "1. Count the bytes"),
     "formats": ("05_mixed_precision.ipynb", "3. A training step in each format"),
     "exchange": (RANKS, "3. `no_sync`: do not exchange what nobody uses"),
     "ranks": (RANKS, "4. One rank is short of data"),
@@ -94,8 +96,7 @@ class Remedy:
     text: str  # what to change
     lesson: str = ""  # a key of `LESSONS`
     changes: Mapping[str, Setting] = field(default_factory=dict)  # {knob: value}
-    code: str = ""  # PyTorch to paste, before the lines that make those changes
-    arguments: Mapping[str, str] = field(default_factory=dict)  # of the user's DataLoader, as code
+    code: str = ""  # PyTorch as an example, before the lines that make those changes
     cost: str = "nothing"
     check: str = SAME_LOSSES  # what tells that it helped
     at_most: float | None = None  # times as many steps, where a line bounds what it brings
@@ -118,7 +119,7 @@ class Remedy:
             "key": self.key,
             "text": self.text,
             "changes": dict(self.changes),
-            "code": ready_to_paste(self.code, ()),
+            "code": as_comment(self.code),
             "cost": self.cost,
             "check": self.check,
             "price": self.price,
@@ -181,8 +182,7 @@ class Finding:
         """The section that teaches the first remedy, in the folder of the notebooks; or ""."""
         if not self.remedies or not self.lost_share or not self.remedies[0].lesson:
             return ""
-        file, heading = LESSONS[self.remedies[0].lesson]
-        return f"{file}#{heading.replace(' ', '-')}"
+        return "#".join(LESSONS[self.remedies[0].lesson]).replace(" ", "-")
 
     @property
     def page(self) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import fields, replace
+from dataclasses import fields
 from statistics import fmean
 
 import numpy as np
@@ -14,7 +13,6 @@ from labkit.diagnosis.evidence import (
     CardEvidence,
     Epochs,
     Evidence,
-    Launches,
     LoopGrowth,
     WorkerEvidence,
     Xray,
@@ -27,54 +25,64 @@ from labkit.diagnosis.watched_loop import loop_of
 from labkit.diagnosis.witnesses import throttled, witnesses
 from labkit.instruments.card_formats import tensor_formats
 from labkit.results.core_use import CoreUse, mean_known
-from labkit.results.hardware import Machine
 from labkit.results.readings import readings
 from labkit.results.run_data import RunData
 from labkit.stamps.event_shapes import fields_in
 from labkit.stamps.record import Event
 from labkit.traces.read import xray_of
 
-# Loaders that prepare nothing beside the loop by themselves, and torch's
-NOBODYS = ("DataLoader", "generator", "enumerate", "zip", "map", "range", "list", "tuple", "islice")
 MODELS_WORK = {"forward", "backward", "optimizer"}  # parts of a loop's body
-FORKS_NO_MORE = re.compile(r"3\.(1[4-9]|[2-9]\d)")  # Pythons that start workers anew on Linux, too
 
 
-def known_of(run: RunData, wait: np.ndarray, compute: np.ndarray, ranks_cores: float) -> Evidence:
+def known_of(run: RunData, wait: np.ndarray, ranks_cores: float) -> Evidence:
     """Return what does not change from one resampling of the steps to the next.
 
-    `wait` and `compute` are (steps,), s.
+    `wait` is (steps,), s.
     """
     machine = run.machine
+    is_gpu = machine.kind == "gpu"
     loop = loop_of(run)
     body = loop.lines.body if loop else {}
     xray = _xray(run.xray_facts)
     knobs = run.pipeline.to_dict()
+    work = run.event("work") or {}
     replayed = (run.event("headroom") or {}).get("factor")
-    known = Evidence(
+    # A spare card is not worth a word to what computes no model
+    has_model = run.weights_dtype is not None or not MODELS_WORK.isdisjoint(body)
+    spare = (run.event("spare_card") if run.watched and has_model else None) or {}
+    return Evidence(
         kind=machine.kind,
         inside=f"x-ray of {xray.steps:g} steps" if xray else "x-ray",
         stall_share=_stall_share(wait),
         padding_share=run.padding,
-        # of a step that has the cores to itself
-        quick_compute_us=float(np.quantile(compute, limits.QUICK)) * 1e6 if len(compute) else None,
         launches_only=run.launches_only,
         use=CoreUse.of(run, ranks_cores),
+        threads=None if is_gpu else machine.threads,
+        card=_card(run) if is_gpu else CardEvidence(),
+        mfu=None if run.launches_only else run.mfu,
+        peak=run.peak,
+        flop_per_byte=run.mbu and work["flops"] / max(work["bytes"], 1),
         xray=xray,
+        kernels=kernels_of(xray_of(run)) if is_gpu else None,
         lines=lines_of(run) if run.samples_of_lines else None,
         loop=loop,
         body=body,
         workers=worker_evidence(run),
         epochs=_epochs(run),
         whole=shares_of(run),
+        host_wait_share=_host_wait(run.host_ns[run.warmup :]),
+        growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
+        switches=tuple(run.switches),
+        weights_dtype=run.weights_dtype,
+        batch=_batch(run),
+        spare_card=None if is_gpu else spare.get("name"),
         knobs=knobs,
+        code=LoopCode.of(run.loop_code, run.event("job"), run.trainer),
         trains=not body or bool({"backward", "optimizer"} & body.keys()),
+        formats=tensor_formats(machine.name, machine.compute_capability) if is_gpu else None,
         compiles=machine.compiles,
         headroom=None if replayed is None else max(1.0, replayed),
     )
-    if run.watched:
-        known = _of_watched(known, run)
-    return _of_gpu(known, run) if machine.kind == "gpu" else _of_cpu(known, run, compute)
 
 
 def _stall_share(wait: np.ndarray) -> float:
@@ -83,41 +91,13 @@ def _stall_share(wait: np.ndarray) -> float:
     return float(worst.sum() / wait.sum()) if wait.any() else 0.0
 
 
-def _of_watched(known: Evidence, run: RunData) -> Evidence:
-    """Return the evidence with what only the recorder of a user's own loop sees."""
-    code = LoopCode.of(run.loop_code, run.event("job"))
+def _batch(run: RunData) -> Batch:
+    """Return what is known of a run's batches."""
     # Not of a prefetcher or Accelerate's loader, which move there what workers have made
     is_plain = run.watched == "DataLoader" and not run.pipeline.num_workers
-    on_gpu = run.batch_on_gpu and is_plain
     sizes = run.batch_bytes[np.isfinite(run.batch_bytes)]  # the last one of a pass included
     usual = float(np.median(sizes)) if len(sizes) else None
-    return replace(
-        known,
-        switches=tuple(run.switches),
-        padding_beyond=run.padding_beyond,
-        growth=LoopGrowth(tuple(run.growth), *_swelling(run)),
-        weights_dtype=run.weights_dtype,
-        batch=Batch(run.batch_dtype, on_gpu, usual, run.batch_shape, len(np.unique(sizes))),
-        code=code,
-        trainer=run.trainer,
-        own_loader=None if run.watched in NOBODYS else run.watched,
-        may_fuse=code.may_fuse,
-        imports_script=_imports_script(run.machine, code),
-        host_wait_share=_host_wait(run.host_ns[run.warmup :]),
-    )
-
-
-def _imports_script(machine: Machine, code: LoopCode) -> bool:
-    """Return whether a loader's worker starts by importing the script that trains.
-
-    So it does on macOS and Windows, and from Python 3.14 on everywhere, unless the loader says how
-    its workers start.
-    """
-    method = (code.arguments or {}).get("multiprocessing_context")
-    if method is not None:
-        return "'fork'" not in method
-    newer = FORKS_NO_MORE.match(machine.versions.get("python", ""))
-    return newer is not None or not (machine.os or "Linux").startswith("Linux")
+    return Batch(run.batch_dtype, run.batch_on_gpu and is_plain, usual, len(np.unique(sizes)))
 
 
 def worker_evidence(run: RunData) -> WorkerEvidence | None:
@@ -167,42 +147,21 @@ def _host_wait(host_ns: np.ndarray) -> float:
     return float((ready - asked).sum() / max((end - asked).sum(), 1))
 
 
-def _of_cpu(known: Evidence, run: RunData, compute: np.ndarray) -> Evidence:
-    """Return the evidence with a GPU that a watched model on the CPU leaves alone.
-
-    It is not worth a word to what computes no model, or for less time than launches take a GPU.
-    """
-    known = replace(known, threads=run.machine.threads)
-    spare = run.event("spare_card") if run.watched else None
-    if spare is None or np.mean(compute) < limits.WORTH_A_CARD_MS / 1e3:
-        return known
-    has_model = run.weights_dtype is not None or not MODELS_WORK.isdisjoint(known.body)
-    return replace(known, spare_card=spare["name"]) if has_model else known
-
-
-def _of_gpu(known: Evidence, run: RunData) -> Evidence:
-    """Return the evidence with what a GPU showed."""
-    machine = run.machine
+def _card(run: RunData) -> CardEvidence:
+    """Return what a GPU showed."""
     in_line = mean_known(each.get("launch_line") for _, each in readings(run))
-    launches = None
-    if in_line is not None and run.queued_ms is not None:
-        launches = Launches(run.queued_ms, min(in_line, 1.0))
-    kernels = kernels_of(xray_of(run))
+    # None where the driver does not tell it (MIG, older drivers). A process that only has a context
+    # there slows nobody down
+    since = run.warm_s if run.steps else 0.0
+    others = mean_known(each.get("others_sm") for _, each in readings(run, since))
     seen = witnesses(run)
-    card = CardEvidence(
-        launches=launches,
-        others_share=_others_on_gpu(run),
+    return CardEvidence(
+        launches=None if in_line is None or run.watched else min(in_line, 1.0),
+        others_share=others,
         heat=throttled(run),
-        witnesses=() if kernels else seen,
-        certain_share=max((run.busy_at_least or 0.0, *(each.at_least for each in seen))),
-        may_never_rest=any(each.may_be_all for each in seen),
+        witnesses=seen,
+        certain_share=max([0.0, *(each.at_least for each in seen)]),
         ahead_share=0.0 if run.launches_only else run.busy_at_least or 0.0,
-    )
-    return replace(
-        known,
-        card=card,
-        kernels=kernels,
-        formats=tensor_formats(machine.name, machine.compute_capability),
     )
 
 
@@ -223,14 +182,3 @@ def _swelling(run: RunData) -> tuple[float | None, float | None]:
     fifths = [float(np.median(part)) for part in np.array_split(held, 5)[1:]]
     rose = np.all(np.diff(fifths) > 0) and fifths[-1] >= (1 + limits.SWELLS) * fifths[0]
     return (fifths[0], fifths[-1]) if rose else (None, None)
-
-
-def _others_on_gpu(run: RunData) -> float | None:
-    """Return the share of the measured time in which others' kernels ran on the GPU.
-
-    None where the driver does not tell it (MIG, older drivers). A process that only has a context
-    there slows nobody down.
-    """
-    if not run.steps:
-        return None
-    return mean_known(each.get("others_sm") for _, each in readings(run, run.warm_s))

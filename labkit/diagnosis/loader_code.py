@@ -1,16 +1,16 @@
-"""A change to a user's own loop as lines to paste: every argument that does not change is kept."""
+"""A change to a user's own loop: the call of its loader to paste, and comments for the rest."""
 
 from __future__ import annotations
 
 import keyword
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from labkit.knobs import Setting
 from labkit.results.script import call_lines
-from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
+from labkit.spec import LOADER_KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS
 
 # The arguments of a DataLoader, in the order of its signature
 ARGUMENTS = (
@@ -34,19 +34,21 @@ ARGUMENTS = (
 )
 OF_WORKERS = {*WITHOUT_WORKERS, "multiprocessing_context", "timeout"}
 UNSAID = {"None", "False"}
-SWITCHED_OFF = (None, False)  # of a knob of the step, which then needs no line
-# What switches a knob of the step on, by the knob, or the knob and its value
-STEP_LINES = {
-    "non_blocking": "# and in the loop: .to(device, non_blocking=True)",
-    "fused_optimizer": "for group in {optimizer}.param_groups:\n"
-    "    group.update(fused=True, foreach=False)",
-    "channels_last": "{model} = {model}.to(memory_format=torch.channels_last)",
-    "compile": "{model} = torch.compile({model}, mode={value!r})"
-    "  # save {model}._orig_mod.state_dict(); clone() outputs that you keep",
-    # FP16 needs a GradScaler around backward: no line to paste
-    "precision=bf16": "autocast = torch.autocast(next({model}.parameters()).device.type, "
-    "dtype=torch.bfloat16)\n{model}.forward = autocast({model}.forward)",
-    "precision=tf32": 'torch.set_float32_matmul_precision("high")',
+# What makes a change to the step, by the knob
+OF_STEP = {
+    "non_blocking": "in the loop: .to(device, non_blocking=True)",
+    "fused_optimizer": "where the optimizer is made: fused=True",
+    "compile": "model = torch.compile(model, mode={!r})"
+    "; save model._orig_mod.state_dict(), and clone() outputs that you keep",
+    "precision": "around the forward pass: torch.autocast in {}",
+}
+# The same of Hugging Face's Trainer: the arguments of its TrainingArguments
+OF_TRAINER = {
+    **{name: f"dataloader_{name}={{!r}}" for name in LOADER_KNOBS},
+    "batch_size": "per_device_train_batch_size={}",
+    "fused_optimizer": "optim='adamw_torch_fused'",
+    "compile": "torch_compile=True",
+    "precision": "{}=True",
 }
 
 # What else than a name may stand in a call: a number, how workers start
@@ -54,6 +56,11 @@ LITERAL = re.compile(
     r"True|False|None|-?[0-9]{1,18}(\.[0-9]{1,18})?|'(fork|spawn|forkserver|cuda(:[0-9]{1,3})?)'"
 )
 LONGEST_NAME = 100  # characters
+
+
+def as_comment(code: str) -> str:
+    """Return code as an example, in comments: it has names that a script may not have."""
+    return re.sub("(?m)^(?!#|$)", "# ", code)
 
 
 def _is_name(text: object) -> TypeGuard[str]:
@@ -74,83 +81,79 @@ def _is_loader_class(text: object) -> bool:
 
 @dataclass(frozen=True)
 class LoopCode:
-    """What a user's script calls its loader, its model and its optimizer; None where unknown.
+    """How a user's script makes its loader and what it trains; None where unknown.
 
-    `arguments` are those of the loader's `call`, {name: code}, PyTorch's defaults left out, and the
-    code None where it is not known. `training` is the variable with Hugging Face's
-    TrainingArguments, for `trainer_code`.
+    `arguments` are those of the loader's `call` (a class; "" where its name is not known), {name:
+    code}, PyTorch's defaults left out, and the code None where it is not known.
     """
 
     loader: str | None = None
-    model: str | None = None
-    optimizer: str | None = None
     call: str | None = None
-    arguments: Mapping[str, str | None] | None = None
-    training: str | None = None
+    arguments: Mapping[str, str | None] = field(default_factory=dict)
     dataset_type: str | None = None
     streams: bool = False  # whether its dataset is an IterableDataset
     is_compiled: bool = False  # whether torch.compile has compiled anything in its process
     cards: int = 1  # that one process trains on, each with its part of the batch
     may_fuse: bool | None = None  # whether its optimizer has a fused version that is not in use
+    trainer: bool = False  # whether the loop is that of Hugging Face's Trainer
 
     @classmethod
-    def of(cls, recorded: object, job: Mapping[str, object] | None = None) -> LoopCode:
+    def of(
+        cls, recorded: object, job: Mapping[str, object] | None = None, trainer: bool = False
+    ) -> LoopCode:
         """Return what a record tells: a record is anybody's, so of code the names alone.
 
         `job` is the event that is written after the first step.
         """
         said = {**recorded} if isinstance(recorded, Mapping) else {}
         said |= {name: value for name, value in (job or {}).items() if value is not None}
-        names = ("loader", "model", "optimizer", "training", "dataset_type")
-        known = {name: said[name] for name in names if _is_name(said.get(name))}
-        listed = said.get("arguments")
-        arguments = None
-        if isinstance(listed, Mapping) and set(listed) <= set(ARGUMENTS):
-            arguments = {name: code if _is_code(code) else None for name, code in listed.items()}
+        known = {
+            name: said[name] for name in ("loader", "dataset_type") if _is_name(said.get(name))
+        }
         flags = ("streams", "is_compiled", "may_fuse")
         known |= {name: said[name] for name in flags if isinstance(said.get(name), bool)}
         cards = said.get("cards")
+        listed = said.get("arguments")
+        if not isinstance(listed, Mapping) or not set(listed) <= set(ARGUMENTS):
+            listed = {}
         return cls(
             **known,
             call=said["call"] if _is_loader_class(said.get("call")) else None,
-            arguments=arguments,
+            arguments={name: code if _is_code(code) else None for name, code in listed.items()},
             cards=cards if isinstance(cards, int) and cards > 1 else 1,
+            trainer=trainer,
         )
 
-    @property
-    def names(self) -> set[str]:
-        """The names that the script is known to have."""
-        told = (self.loader, self.model, self.optimizer, self.training, self.call)
-        codes = filter(None, (*told, *(self.arguments or {}).values()))
-        return {re.split(r"\W", code)[0] for code in codes}
-
     def lines(self, changes: Mapping[str, Setting]) -> str:
-        """Return the lines that make `changes`, {knob: value}; "" where one cannot be pasted.
+        """Return the lines that make `changes`, {knob: value}; "" where nothing can be written.
 
-        What has no name that is known is written by what it is, "model" or "dataset": such lines
-        are an example (`ready_to_paste`).
+        The loader's call is ready to paste. In comments is what has a name that is not known, what
+        goes elsewhere than into that call, and all that a Trainer is told.
         """
+        if self.trainer:
+            return self._trainer_line(changes)
         of_loader = {name: value for name, value in changes.items() if name in ARGUMENTS}
-        found = [self.loader_line(of_loader)] if of_loader else []
-        names = {"model": self.model or "model", "optimizer": self.optimizer or "optimizer"}
+        lines = self.loader_line(of_loader) if of_loader else ""
         for name, value in changes.items():
-            if name not in of_loader and value not in SWITCHED_OFF:
-                line = STEP_LINES.get(name) or STEP_LINES.get(f"{name}={value}", "")
-                found.append(line.format(value=value, **names))
-        return "".join(f"{line}\n" for line in found) if all(found) else ""
+            if name in OF_STEP and value:
+                lines += f"# {OF_STEP[name].format(value)}\n"
+        return lines
 
-    def loader_line(
-        self, changes: Mapping[str, Setting], code: Mapping[str, str] | None = None
-    ) -> str:
-        """Return the statement that makes the loader with `changes`; "" where it is no call.
+    def _trainer_line(self, changes: Mapping[str, Setting]) -> str:
+        """Return the arguments for `changes`: a batch is that of all cards, its argument of one."""
+        told = {name: value for name, value in changes.items() if name in OF_TRAINER}
+        if "batch_size" in told:
+            told["batch_size"] = max(1, int(told["batch_size"] or 1) // self.cards)
+        written = ", ".join(OF_TRAINER[name].format(value) for name, value in told.items())
+        return f"# TrainingArguments(..., {written})\n" if written else ""
 
-        `code` are other arguments that change, as they are to be written.
-        """
-        known = {"dataset": None, **(self.arguments or {})}
+    def loader_line(self, changes: Mapping[str, Setting]) -> str:
+        """Return the statement that makes the loader with `changes`; "" where it is no call."""
+        known = {"dataset": None, **self.arguments}
         if self.call is None or ("batch_sampler" in known and "batch_size" in changes):
             return ""
-        written = {name: known_code or name for name, known_code in known.items()}
-        written |= {name: repr(value) for name, value in changes.items()} | {**(code or {})}
+        written = {name: code or name for name, code in known.items()}
+        written |= {name: repr(value) for name, value in changes.items()}
         unsaid = {name for name in changes if written[name] in UNSAID and name != "batch_size"}
         if written.get("num_workers", "0") == "0":
             unsaid |= OF_WORKERS
@@ -159,9 +162,11 @@ class LoopCode:
         named = [
             f"{name}={written[name]}" for name in ARGUMENTS[1:] if name in written.keys() - unsaid
         ]
-        name = self.loader or "loader"
-        call = call_lines(self.call or "DataLoader", [written["dataset"], *named], len(name))
-        line = f"{name} = {call}"
-        if any(argument.startswith(f"{name}.") for argument in written.values()):
-            line = f"# below the line that makes {name} now\n{line}"
-        return line
+        loader = self.loader or "loader"
+        call = call_lines(self.call or "DataLoader", [written["dataset"], *named], len(loader))
+        line = f"{loader} = {call}\n"
+        if not all(known[name] or name in changes for name in known):
+            return as_comment(line)
+        if any(argument.startswith(f"{loader}.") for argument in written.values()):
+            line = f"# below the line that makes {loader} now\n{line}"
+        return line if self.call else f"from torch.utils.data import DataLoader\n\n{line}"

@@ -7,7 +7,6 @@ PAGE_OF: dict[str, str] = {}  # {cause: page}; `explains` fills it in where a ca
 PAGES_OF_NONE = ("out-of-memory", "nan")  # an error, or a wrong result: no cause of a verdict
 # `--json` spells these with underscores, as the code does, and all others as a person reads them
 UNDERSCORED_IN_JSON = (
-    "one_batch_a_pass",
     "too_few_workers",
     "storage_latency",
     "uneven_shards",
@@ -32,8 +31,6 @@ explains(
     "one_rank_is_slower",
     "the_exchange_is_not_hidden",
 )
-explains("epoch-start", "one_batch_a_pass")
-explains("busy-device", "low_MFU")
 explains("no-verdict", "published")
 
 

@@ -42,13 +42,9 @@ UNSEEN = 0.5  # confidence in "healthy" where nothing looked inside the compute:
 # called healthy with 1.0, two were not: float64, an optimizer written in Python
 LINES_SEEN = 0.75
 # With more than FOREIGN_LOAD nothing is called healthy, and no loader with workers slow
-MOSTLY_OTHERS = 0.5  # of a watched program's time, taken by others: alone it ran twice as fast
 DISTURBS = FOREIGN_LOAD / 2  # above it a run alone may come out otherwise: said with the verdict
 
 # == steps ==
-ORDINARY = 0.25  # quantile of the steps' compute that stands for an ordinary one
-QUICK = 0.05  # quantile of the steps' compute that stands for one with all cores to itself
-PAUSE = 1.5  # a step that computes for longer than this many ordinary ones holds a pause
 # Waiting comes in stalls where the worst tenth of the steps has more than this of it
 WORST_STEPS = 0.1
 STALLS = 0.6
@@ -74,8 +70,6 @@ DRIFT = 1.25  # the last fifth of the steps takes this many times the first
 DRIFT_ALONE = 1.5
 FEW_SIZES = 3  # of batches: each is a CUDA graph to record
 PART_OF_BODY = 0.2  # of the body, from which a line or a loop within it is named
-# ms of a step's compute on a CPU, above which a GPU is named: 200 launches take a GPU 1 to 2
-WORTH_A_CARD_MS = 5.0
 CROWDED = 1.5  # threads in line and at work, for each core: more of them than cores for them
 MOST_OF_LOADING = 0.5  # share of the time of making batches in one function: that is the cause
 FEWEST_LINES = 20  # samples, of loading, that may speak for lines

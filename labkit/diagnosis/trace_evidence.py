@@ -7,7 +7,6 @@ from dataclasses import replace
 from statistics import fmean
 
 from labkit.diagnosis.evidence import Evidence, Kernels, TraceFacts
-from labkit.diagnosis.loader_code import LoopCode
 from labkit.instruments.card_formats import tensor_formats
 from labkit.text import counted
 from labkit.traces.breakdown import Breakdown
@@ -15,8 +14,6 @@ from labkit.traces.ranks import RankTraces
 
 # Kernels that only move data; a fused optimizer does in one pass what foreach does in many
 PASSES = r"(?i)elementwise|multi_tensor_apply(?!.*fused)"
-# CUTLASS ends a kernel's name in its alignment: 16-bit sizes in multiples of 8 run in `align8`
-UNALIGNED = r"(?:tensorop|wmma|[hs]?16816|[hs]1688|h884).*_align[12]\b"
 
 
 # Of what ranks lose, all lose the least; what one loses more, the others spend in collectives,
@@ -52,7 +49,6 @@ def of_trace(traced: Breakdown) -> Evidence:
         outside_share=host,
         compute_us=traced.step_us * compute,
         kernels=kernels_of(traced),
-        code=LoopCode(),
         trains=traced.trains is not False,
         formats=tensor_formats(traced.device_name, traced.compute_capability),
         trace=TraceFacts(traced.loader_workers, traced.host_where),
@@ -82,7 +78,6 @@ def kernels_of(trace: Breakdown | None) -> Kernels | None:
         cuda_graphs=trace.cuda_graphs,
         tensor_core_share=trace.tensor_core_share or 0.0,
         eligible_share=trace.tensor_core_eligible_share,
-        unaligned_share=_named_share(trace, UNALIGNED),
         moving_share=_named_share(trace, PASSES),
     )
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from labkit.diagnosis.findings import BESIDE_TRAINING, BOTTLENECKS, NEIGHBOUR, Finding
+from labkit.diagnosis.findings import BESIDE_TRAINING, BOTTLENECKS, Finding
 from labkit.diagnosis.symptoms import in_words
 from labkit.results.result import Result, Table, copy_buttons
 from labkit.text import but_call
@@ -82,30 +83,18 @@ class Diagnosis(Result):
 
     @property
     def three_lines(self) -> tuple[str, str, str]:
-        """What holds the run back, why (the numbers of this run), and what to do about it.
-
-        Other programs that had the cores come first, and then what was seen all the same.
-        """
-        first, *rest = self.findings
+        """What holds the run back, why (the numbers of this run), and what to do about it."""
+        first = self.findings[0]
         told = [f"Bottleneck {self.headline}", *self.caveats]
         if first.lost_share:
             told[0] += f": {first.lost} of the time"
-        why = first.evidence
-        do = first.advice
-        shown = first
-        if first.cause == NEIGHBOUR:
-            told = [*self.caveats, told[0]]
-            for shown in rest[:1]:
-                seen = f"{shown.title}, {shown.lost} of the time"
-                why += f" Seen all the same: {seen}: {shown.evidence}"
-                do += f" If they stay: {shown.advice}"
-        code = shown.code.strip()
-        if "\n" in code:
-            code = "".join(f"\n    {line}" for line in code.splitlines())
-        do += f" In PyTorch: {code}" if code else ""
         what = ". ".join(each.rstrip(".") for each in told)
         mark = f"{self.mark}: " if self.mark else ""
-        return f"{mark}{what}", f"Why: {why}", f"Do: {do}"
+        code = first.code.strip()
+        if "\n" in code:
+            code = textwrap.indent(f"\n{code}", "    ")
+        do = f"{first.advice} In PyTorch: {code}" if code else first.advice
+        return f"{mark}{what}", f"Why: {first.evidence}", f"Do: {do}"
 
     @property
     def details(self) -> Table:
@@ -124,14 +113,13 @@ class Diagnosis(Result):
         for finding in shown:
             cause = in_words(finding.cause)
             foot += [f"{cause}, also: {other.text}" for other in finding.remedies[1:]]
-            if not finding.code:
-                continue
-            foot.append(f"{cause}, in PyTorch:")
-            foot += [f"    {line}" for line in finding.code.splitlines()]
-            changes = finding.remedies[0].changes
-            if not copies:
-                copies["PyTorch"] = finding.code
-                copies["labkit"] = but_call(dict(changes)) if self.of_pipeline and changes else ""
+            if finding.code:
+                foot.append(f"{cause}, in PyTorch:")
+                foot += [f"    {line}" for line in finding.code.splitlines()]
+                copies.setdefault("PyTorch", finding.code)
+            changes = finding.remedies[0].changes if finding.remedies else {}
+            if changes and self.of_pipeline:
+                copies.setdefault("labkit", but_call(dict(changes)))
         return Table(
             rows,
             head=("finding", "time lost", "evidence", "what to change"),

@@ -8,14 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import LESS_WAITING, Finding, Measured, Remedy
-from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.rank_verdict import RanksVerdict, of_ranks
-from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wall_shares import trains, wall_shares
-from labkit.diagnosis.wording import worded
 from labkit.process.leftovers import recover_loop
 from labkit.results.log_reader import read
 from labkit.results.rank_times import rank_times
@@ -25,14 +19,6 @@ from labkit.stamps.record import Event
 from labkit.watching.run_folders import folders_in, process_of, rank_of
 
 LEAST_PASSES = 5  # of one batch: fewer look at what a batch is
-KEEP_THE_ITERATOR = Remedy(
-    "keep_the_iterator",
-    "Loop over the loader, or make one iterator an epoch and take every batch from that.",
-    "epochs",
-    code="batches = iter(loader)  # before the loop, and again when it is exhausted\n"
-    "batch = next(batches)  # in the loop, in place of next(iter(loader))\n",
-    check=LESS_WAITING,
-)
 
 
 @dataclass(frozen=True)
@@ -54,40 +40,21 @@ def runs_in(folder: Path) -> list[RunData]:
     return found
 
 
-def one_batch_a_pass(runs: list[RunData]) -> Diagnosis | None:
-    """A script makes a new iterator over its loader for each batch: `next(iter(loader))`.
+def dropped_passes(runs: list[RunData]) -> str:
+    """Say that a script makes an iterator for each batch, `next(iter(loader))`; "" where none does.
 
-    Cause "one_batch_a_pass", where LEAST_PASSES or more passes over a loader were dropped before a
-    step was over, and no loop that was recorded trains. It costs the share of the time from the
-    first of them to the last in which the script waited for them: for the start of workers, a new
-    order, and a first batch. None where that is not worth a name.
+    That is one of which no loop that trains was recorded, but passes that ended before a step.
     """
     if any(run.steps and trains(run) for run in runs):
-        return None
-    found = [run for run in runs if not run.steps and len(run.passes_ended) >= LEAST_PASSES]
-    lost = max(map(_dropped, found), default=0.0)
-    if lost < limits.WORTH_NAMING["input"]:
-        return None
-    run = max(found, key=_dropped)
-    passes = len(run.passes_ended)
-    where = f"{Path(str(run.place[0])).name}:{run.place[1]}, " if run.place else ""
-    again = (
-        f"a new iterator is made for each batch ({where}{passes} times): each starts the workers, "
-        "draws an order, and drops what it has prepared ahead"
+        return ""
+    counts = (len(run.passes_ended) for run in runs if not run.steps)
+    passes = max(counts, default=0)
+    if passes < LEAST_PASSES:
+        return ""
+    return (
+        f"a new iterator is made for each batch ({passes} times), which starts the workers and "
+        "draws an order. Loop over the loader, or take all batches of an epoch from one iterator."
     )
-    waits = Measured("of the time is spent in iter(loader) and on its first batch", lost)
-    cause = Finding(
-        "input", "one_batch_a_pass", lost, (waits, Measured(again)), (KEEP_THE_ITERATOR,)
-    )
-    told = worded(cause, Evidence("cpu", code=LoopCode.of(run.loop_code)))
-    return Diagnosis((told,), 0.0, "passes over the loader")  # how sure was not resampled
-
-
-def _dropped(run: RunData) -> float:
-    """Return the share of the time between passes that were dropped after a batch spent in them."""
-    passes = run.passes_ended
-    spent = sum(each["ended"] - each["began"] for each in passes)
-    return spent / max(passes[-1]["ended"] - passes[0]["began"], 1)
 
 
 def judge_runs(runs: list[RunData], start_ns: int, end_ns: int) -> ScriptVerdict | None:

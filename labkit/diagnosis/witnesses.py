@@ -7,11 +7,10 @@ SMs (GPM counters of Hopper and later cards) and the power the card drew.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.diagnosis import power
 from labkit.diagnosis import thresholds as limits
 from labkit.results.readings import readings_of
 from labkit.results.run_data import RunData
@@ -20,6 +19,7 @@ from labkit.stamps.step_classes import busy_until
 # NVML's clocks event reasons: slowdown by the hardware, by heat (software, hardware), power brake
 HEAT = 0x8 | 0x20 | 0x40 | 0x80
 POWER_CAP = 0x4  # the driver's power management, as on a laptop's battery
+LAGS_S = 1.0  # NVML's power is the mean of the last second (nvmlDeviceGetPowerUsage, Ampere)
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,9 @@ class Witness:
     """One instrument's word on the time that the events call busy."""
 
     said: str  # what it measured, and against which threshold
-    works: bool | None = None  # whether the device worked; None where this cannot be told from it
+    works: bool | None  # whether the device worked; None where this cannot be told from it
     share: float = 1.0  # of the busy time in which it worked, 0 to 1, where it says "not"
     at_least: float = 0.0  # of all time in which it worked, whatever the host did, 0 to 1
-    may_be_all: bool = False  # whether a device that never rests may read no higher
 
 
 @dataclass(frozen=True)
@@ -63,18 +62,18 @@ def _held_down(run: RunData, by: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def witnesses(run: RunData) -> tuple[Witness, ...]:
-    """Return what there is on a GPU run; () on a CPU, where busy is exact."""
-    if run.machine.kind != "gpu" or run.utilization is None:
+    """Return what there is on a GPU run whose device was timed."""
+    if run.utilization is None:
         return ()
-    limit = max(run.utilization - limits.WORTH_NAMING["launch"], 0)
     at_least = run.busy_at_least or 0.0
+    worth = limits.WORTH_NAMING["launch"]
     ahead = Witness(
-        f"for {at_least:.0%} of the time the device worked on a step that the host had "
-        f"issued in full (stamps; threshold {limit:.0%})",
-        works=run.utilization - at_least < limits.WORTH_NAMING["launch"] or None,
+        f"for {at_least:.0%} of the time the device worked on a step that the host had issued in "
+        f"full (stamps; threshold {max(run.utilization - worth, 0):.0%})",
+        works=run.utilization - at_least < worth or None,
+        at_least=at_least,
     )
-    found = [ahead, _sm_activity(run), _power_drawn(run)]
-    return tuple(witness for witness in found if witness is not None)
+    return tuple(filter(None, (ahead, _sm_activity(run), _power_drawn(run))))
 
 
 def deciding(seen: tuple[Witness, ...]) -> Witness | None:
@@ -90,40 +89,42 @@ def _sm_activity(run: RunData) -> Witness | None:
     busy_s = np.diff(busy_until(run.busy, times))[kept].sum()
     if kept.sum() < limits.MIN_READINGS or busy_s <= 0:
         return None
-    share = float((shares[1:] * lengths)[kept].sum() / busy_s)
-    said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that counts as busy"
-    worked = float((shares[1:] * lengths)[kept].sum() / lengths[kept].sum())
-    found = _word(said, "GPM", share, share, limits.SMS_WORK, limits.SMS_REST)
+    active_s = float((shares[1:] * lengths)[kept].sum())
+    share = active_s / float(busy_s)
+    said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that counts as busy (GPM"
+    of_all = active_s / float(lengths[kept].sum())
     # A GPU that never rests may read no higher than SMS_WORK, where kernels leave SMs without a
-    # warp. From there on the counter neither shows nor rules out a rest
-    return replace(found, at_least=worked, may_be_all=worked >= limits.SMS_WORK)
+    # warp: from there on no host's work is known to cost anything
+    at_least = 1.0 if of_all >= limits.SMS_WORK else of_all
+    return _word(said, share, share, at_least, limits.SMS_WORK, limits.SMS_REST)
 
 
 def _power_drawn(run: RunData) -> Witness | None:
     """A card that waits draws little. So do kernels that use little of it, and a slow clock."""
     _, caps = readings_of(run, "power_limit_w")
-    caps = caps[caps > 0]
-    watts = power.by_counter(run) or power.by_meter(run)
-    if not len(caps) or watts is None or not run.utilization:
+    _, watts = readings_of(run, "power_w", run.warm_s + LAGS_S)
+    known, is_held = _held_down(run, HEAT | POWER_CAP)
+    few = np.isfinite(watts).sum() < limits.MIN_READINGS or not (caps > 0).any()
+    if few or not run.utilization:
         return None
-    drawn = watts / float(np.median(caps))
-    said = f"the card drew {drawn:.0%} of its power limit"
-    by = f"{watts:.0f} W; NVML"
+    drawn = float(np.nanmean(watts) / np.median(caps[caps > 0]))
+    said = f"the card drew {drawn:.0%} of its power limit ({np.nanmean(watts):.0f} W; NVML"
     # While busy it drew at least the mean, and at most what it is if nothing was drawn while idle
     most = drawn / run.utilization
-    found = _word(said, by, drawn, most, limits.POWER_WORKS, limits.POWER_RESTS)
-    known, is_held = _held_down(run, HEAT | POWER_CAP)
-    if found.works is False and is_held.sum() >= limits.HELD_DOWN * max(known.sum(), 1):
-        found = Witness(f"{said} ({by}; its clock was held down, so that this tells nothing)")
     # At work it draws at most its limit; while it waits between kernels, POWER_RESTS of that
-    worked = (drawn - limits.POWER_RESTS) / (1 - limits.POWER_RESTS)
-    return replace(found, at_least=min(max(worked, 0.0), 1.0))
+    worked = max(drawn - limits.POWER_RESTS, 0.0) / (1 - limits.POWER_RESTS)
+    if most < limits.POWER_RESTS and is_held.sum() >= limits.HELD_DOWN * max(known.sum(), 1):
+        return None  # a clock that is held down draws little, whatever the card does
+    return _word(said, drawn, most, min(worked, 1.0), limits.POWER_WORKS, limits.POWER_RESTS)
 
 
-def _word(said: str, by: str, least: float, most: float, works: float, rests: float) -> Witness:
-    """Judge a reading `by` an instrument, that lies between `least` and `most`."""
+def _word(
+    said: str, least: float, most: float, at_least: float, works: float, rests: float
+) -> Witness:
+    """Judge a reading that lies between `least` and `most`."""
     if least >= works:
-        return Witness(f"{said} ({by}; threshold {works:.0%})", True)
+        return Witness(f"{said}; threshold {works:.0%})", True, at_least=at_least)
     if most < rests:
-        return Witness(f"{said} ({by}; threshold {rests:.0%})", False, max(most, 0.0) / works)
-    return Witness(f"{said} ({by}; between {rests:.0%} and {works:.0%} it tells nothing)")
+        return Witness(f"{said}; threshold {rests:.0%})", False, max(most, 0.0) / works, at_least)
+    tells = f"between {rests:.0%} and {works:.0%} it tells nothing"
+    return Witness(f"{said}; {tells})", None, at_least=at_least)

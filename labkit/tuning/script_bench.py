@@ -112,7 +112,7 @@ class ScriptBench:
             others = max(0.0, busy_s / seconds / (psutil.cpu_count() or 1))
             if watched and (judged := judge_runs(runs_in(folder), start_ns, now_ns())):
                 self.verdict = judged.ranks.verdict
-                self.code = LoopCode.of(judged.run.loop_code)
+                self.code = LoopCode.of(judged.run.loop_code, trainer=judged.run.trainer)
             seen = seen_in(folder)
         finally:
             delete_run(folder)

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.pasted import IMPORTS, names_read, ready_to_paste
-from labkit.diagnosis.trainer_code import trainer_lines
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.knobs import Settings, as_typed
 from labkit.results.result import Result, Table
@@ -108,20 +106,15 @@ class Tuning(Result):
             lines += [
                 f'os.environ["{name}"] = "{value}"' for name, value in self.environment.items()
             ]
-        of_loader = trainer_lines(self.code.training, changes, self.code.cards)
-        of_loader = of_loader or ready_to_paste(self.code.loader_line(changes), self.code.names)
+        of_loader = self.code.lines(changes)
         if changes and not of_loader:
             of_loader = f"# {self.site}: DataLoader(..., {as_typed(changes)})"
         return "\n".join([*lines, of_loader])
 
     @property
     def snippet(self) -> str:
-        """What to change, as PyTorch to paste, with the imports it needs.
-
-        A pipeline's goes into the script of `lk.script`.
-        """
-        names = names_read(self.lines) if self.asked else self.code.names
-        return ready_to_paste(self.lines, names - IMPORTS.keys()).rstrip("\n")
+        """What to change, as PyTorch to paste; a pipeline's goes into the script of `lk.script`."""
+        return self.lines.rstrip("\n")
 
     @property
     def headline(self) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from labkit.diagnosis.hot_lines import lines_of
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wall_shares import shares_of
-from labkit.diagnosis.watched_script import ScriptVerdict, judge_runs, one_batch_a_pass, runs_in
+from labkit.diagnosis.watched_script import ScriptVerdict, dropped_passes, judge_runs, runs_in
 from labkit.instruments.hangs import HangWatch, LiveHang
 from labkit.instruments.messages import say
 from labkit.instruments.telemetry_process import TELEMETRY_AFTER_NS, start_telemetry
@@ -144,10 +144,9 @@ def _judged(
     """Judge a script by what was recorded of it; `hang` is what it hung in at last, if it did."""
     end_ns = now_ns()
     runs = runs_in(folder)
-    dropped = one_batch_a_pass(runs)
-    if dropped is not None:
-        delete_run(folder)  # no step of its training is in it
-        return Judged(_values(dropped) | {"confidence": "medium"}, "\n".join(dropped.three_lines))
+    if dropped := dropped_passes(runs):
+        told = {"bottleneck": "input", "seen": "inside", "evidence": dropped}
+        return Judged(NOTHING | told, f"Bottleneck input: {dropped}")
     found = judge_runs(runs, start_ns, end_ns)
     if found is None:
         return _of_nothing(folder, code, hang)

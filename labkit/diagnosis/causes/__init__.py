@@ -4,9 +4,11 @@ from labkit.diagnosis.causes import (  # noqa: F401 - they are asked in this ord
     body,
     compute,
     copies,
+    host,
     launches,
     loader,
     machine,
+    ranks,
     script,
     workers,
 )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import WARNING, cause
-from labkit.diagnosis.causes.launches import fused_optimizer, may_compile
+from labkit.diagnosis.causes.launches import compiled, fused_optimizer
+from labkit.diagnosis.doubts import look_inside
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import (
-    ANOTHER_TRAINING,
     DEVICE_LIMIT,
+    DOUBLE,
+    LOW_MFU,
     ROUNDED,
     Finding,
     Measured,
@@ -18,11 +18,9 @@ from labkit.diagnosis.findings import (
     gain_without,
     remedy,
 )
-from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.symptoms import explains
+from labkit.text import percent
 
-DOUBLE = "float64"
-OVER_THE_BATCH = ("forward", "backward", "torch")  # parts of a loop's body: all but the update's
 COMPARE = "losses within 16-bit rounding, and the metric"
 
 BF16 = Remedy(
@@ -55,20 +53,15 @@ def full_precision(evidence: Evidence) -> Finding | None:
 def sixteen_bits(evidence: Evidence) -> Remedy:
     """Kernels that could use Tensor Cores: BF16 before FP16, where the card's formats are known."""
     formats = evidence.known("formats")
-    if not formats:
-        return Remedy(
-            "some_16_bits",
-            "Use 16-bit autocast: BF16 on Ampere and later cards, FP16 with a GradScaler before; "
-            "sizes in multiples of 8.",
-            "formats",
-        )
-    has_bf16 = formats[0] == "bf16"
-    which = "BF16" if has_bf16 else "FP16 with a GradScaler (this card has no BF16)"
-    return replace(
-        BF16,
-        key="sixteen_bits",
-        text=f"Use autocast to {which}, sizes in multiples of 8.",
-        changes={"precision": formats[0]},
+    return Remedy(
+        "sixteen_bits",
+        "Use 16-bit autocast: BF16 on Ampere and later cards, FP16 with a GradScaler before; sizes "
+        "in multiples of 8.",
+        "formats",
+        {"precision": formats[0]} if formats else {},
+        cost="accuracy: fewer digits",
+        check=COMPARE,
+        price=2,
     )
 
 
@@ -96,46 +89,6 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
     return Finding("precision", "no_Tensor_Cores", lost, measured, (sixteen_bits,))
 
 
-ALIGNED = Remedy(
-    "multiples_of_8",
-    "Round layers, vocabulary and batch to multiples of 8, better 64.",
-    "formats",
-    cost="a few more weights",
-    check=ANOTHER_TRAINING,
-)
-
-
-@cause("precision", "unaligned_sizes")
-def unaligned_sizes(evidence: Evidence) -> Finding:
-    """Tensor Cores run products of sizes that they have to pad.
-
-    It costs HALF_SAVED of the time of these products, which is what a speed-up of TENSOR_CORE_GAIN
-    saves.
-    """
-    odd = evidence.kernels.unaligned_share
-    lost = odd * limits.HALF_SAVED * evidence.compute_share
-    seen = "of kernel time is in products of sizes that are not a multiple of 8"
-    takes = f"of the time is what that costs at {limits.TENSOR_CORE_GAIN:g}x"
-    measured = (Measured(seen, odd, by=evidence.inside), Measured(takes, lost))
-    return Finding("precision", "unaligned_sizes", lost, measured, (ALIGNED,))
-
-
-@remedy
-def fuse(evidence: Evidence) -> Remedy | None:
-    """A model that may be compiled."""
-    if not may_compile(evidence):
-        return None
-    return Remedy(
-        "fuse",
-        "Fuse elementwise operators: torch.compile, or a fused kernel.",
-        "fusion",
-        {"compile": "default"},
-        cost="compiling at the start, and again for each new shape",
-        check=ROUNDED,
-        price=2,
-    )
-
-
 explains("busy-device", "elementwise_kernels")
 
 
@@ -147,7 +100,7 @@ def elementwise(evidence: Evidence) -> Finding:
     Cause "elementwise_kernels" on a GPU, known by their names alone: it costs FUSION_SAVES of their
     time.
     """
-    remedies = (fuse, fused_optimizer)
+    remedies = (compiled, fused_optimizer)
     if evidence.kind == "cpu":
         xray = evidence.xray
         lost = xray.share(xray.fusible_us) * evidence.compute_share
@@ -179,37 +132,19 @@ PAD_LESS = Remedy(
 def padding(evidence: Evidence) -> Finding | None:
     """Batches of text hold filler tokens, on which the device computes for nothing.
 
-    It costs at most the share of the tokens that are filler, of the compute; on a CPU, whose
-    samples show what computes, of its forward and backward passes: an optimizer's step takes as
-    long for any batch.
+    It costs at most the share of the tokens that are filler, of the compute.
     """
     filler = evidence.padding_share
-    if not filler:
+    lost = filler * evidence.compute_share
+    if not lost:
         return None
-    over_tokens = evidence.compute_share
-    loop = evidence.known("loop")
-    parts = loop.lines.body if loop else {}
-    if evidence.kind == "cpu" and parts:
-        over_tokens *= sum(parts.get(part, 0.0) for part in OVER_THE_BATCH)
-    lost = filler * over_tokens
-    longest = evidence.padding_beyond * over_tokens
     lengths = f"lengths of the sequences, {evidence.source}"
-    measured = [
+    measured = (
         Measured("of the tokens are padding", filler, by=lengths),
         Measured("of the time is spent on it", lost, before="at most"),
-    ]
-    if longest:
-        saved = "of the time, at most, goes if each batch is padded to its own longest text alone"
-        measured.append(Measured(saved, longest))
-    return Finding(
-        "compute",
-        "padding",
-        lost,
-        tuple(measured),
-        (PAD_LESS,),
-        at_most=gain_without(longest) if longest else None,
-        is_bound=True,
     )
+    most = gain_without(lost)
+    return Finding("compute", "padding", lost, measured, (PAD_LESS,), at_most=most, is_bound=True)
 
 
 COOLER = Remedy(
@@ -235,23 +170,17 @@ def held_down(evidence: Evidence) -> Finding | None:
     return Finding("compute", "throttle", lost, tuple(measured), (COOLER,))
 
 
-@remedy
-def single_precision(evidence: Evidence) -> Remedy:
-    """A model of 64 bits: its name in the script, and what converts a batch where it is float64."""
-    model = (evidence.known("code") or LoopCode()).model or "model"
-    batch = ""
-    if evidence.batch.known("dtype") == DOUBLE:
-        batch = "# and each batch, better once in the dataset: batch.float()\n"
-    return Remedy(
-        "single_precision",
-        "Train in float32, and compare the metric. NumPy's arrays are float64 unless told "
-        "otherwise, and torch.from_numpy keeps that. What it brings is unknown: measure it with a "
-        "run before and after.",
-        "formats",
-        code=f"{model} = {model}.float()  # in place of double()\n{batch}",
-        cost="accuracy: 7 digits in place of 16",
-        check="the metric, within float32's rounding",
-    )
+SINGLE_PRECISION = Remedy(
+    "single_precision",
+    "Train in float32, and compare the metric. NumPy's arrays are float64 unless told otherwise, "
+    "and torch.from_numpy keeps that. What it brings is unknown: measure it with a run before and "
+    "after.",
+    "formats",
+    code="model = model.float()  # in place of double()\n"
+    "# and each batch, better once in the dataset: batch.float()\n",
+    cost="accuracy: 7 digits in place of 16",
+    check="the metric, within float32's rounding",
+)
 
 
 @cause("precision", DOUBLE, when=WARNING)
@@ -262,12 +191,39 @@ def double_precision(evidence: Evidence) -> Finding | None:
     """
     if evidence.weights_dtype != DOUBLE or evidence.compute_share < limits.BUSY:
         return None
-    batches = " and the batches" if evidence.batch.known("dtype") == DOUBLE else ""
     measured = (
         Measured("of the time the device computes", evidence.compute_share, by=evidence.source),
-        Measured(f"the weights{batches} are float64"),
+        Measured("the weights are float64"),
     )
-    return Finding("precision", DOUBLE, measured=measured, remedies=(single_precision,))
+    return Finding("precision", DOUBLE, measured=measured, remedies=(SINGLE_PRECISION,))
+
+
+LARGER = Remedy(
+    "larger_batch_or_width",
+    "Raise the batch or the width: more arithmetic for each launch and each byte.",
+)
+
+
+@cause("busy-device", LOW_MFU, when=WARNING)
+def low_mfu(evidence: Evidence) -> Finding | None:
+    """A busy device does little of what it could.
+
+    It is found where the device is busy for BUSY of the time, and its MFU is less than LOW_MFU of
+    that. Where a step does fewer FLOPs for each byte than the device's ridge, memory is why.
+    """
+    busy = evidence.compute_share
+    taken = evidence.stolen_by_others + (evidence.known("stolen_by_workers") or 0.0)
+    peak = evidence.peak
+    if busy < limits.BUSY or evidence.mfu >= limits.LOW_MFU * (busy - taken):
+        return None
+    seen = f"of the time busy, with an MFU of {percent(evidence.mfu)} (of {peak})"
+    measured = [Measured(seen, busy, by=f"threshold {limits.LOW_MFU:.0%} of the busy time")]
+    intensity = evidence.known("flop_per_byte")
+    if not intensity or not peak.ridge or intensity >= peak.ridge:
+        return Finding("compute", LOW_MFU, measured=tuple(measured), remedies=(look_inside,))
+    moves = f"memory-bound, at most {intensity:.3g} FLOP for each byte that moves"
+    measured.append(Measured(f"{moves}, and the ridge is at {peak.ridge:.3g}"))
+    return Finding("compute", LOW_MFU, measured=tuple(measured), remedies=(LARGER,))
 
 
 # -- where nothing is left -------------------------------------------------------------------------
@@ -280,51 +236,31 @@ NOTHING_LEFT = Remedy(
 
 
 @remedy
-def use_the_card(evidence: Evidence) -> Remedy | None:
-    """A model on the CPU beside a GPU, with lines for a loop that is not a Trainer's."""
-    card = evidence.spare_card
-    if evidence.kind != "cpu" or evidence.known("weights_dtype") == DOUBLE:  # Apple's lack it
-        return None
-    model = (evidence.known("code") or LoopCode()).model or "model"
-    how = "take use_cpu=True (or ACCELERATE_USE_CPU) out, and the Trainer does it"
-    code = ""
-    if not evidence.trainer:
-        how = (
-            "move the model before its optimizer is made, and each batch in the loop. Accelerate "
-            "and Lightning do both themselves, without cpu=True and with accelerator='auto'"
-        )
-        code = (
-            'device = torch.accelerator.current_accelerator(check_available=True) or "cpu"\n'
-            f"{model} = {model}.to(device)  # before the optimizer is made\n"
-            "# and in the loop, each tensor of a batch: x = x.to(device)\n"
-        )
+def use_the_card(evidence: Evidence) -> Remedy:
+    """A model on the CPU beside a GPU."""
     return Remedy(
         "use_the_card",
-        f"Train on the {card}: {how}. If torch sees no device, `labkit machine` says why. Many "
-        "small operators can be slower there than on the CPU. What it brings is unknown: measure "
-        "it with a run before and after.",
-        code=code,
+        f"Train on the {evidence.spare_card}: move the model before its optimizer is made, and "
+        "each batch in the loop. A Trainer, Accelerate and Lightning do both themselves, without "
+        "use_cpu=True, cpu=True or accelerator='cpu'. If torch sees no device, `labkit machine` "
+        "says why. Many small operators can be slower there than on the CPU. What it brings is "
+        "unknown: measure it with a run before and after.",
+        code='device = torch.accelerator.current_accelerator(check_available=True) or "cpu"\n'
+        "model = model.to(device)  # before the optimizer is made\n"
+        "# and in the loop, each tensor of a batch: x = x.to(device)\n",
         cost="none, where the card is free",
         check=ROUNDED,
     )
 
 
-@remedy
-def profile_the_operators(evidence: Evidence) -> Remedy:
-    """A watched loop without a loss: other number formats are named where they may gain."""
-    formats = evidence.known("formats")
-    told = ""
-    if formats and evidence.known("weights_dtype") in (None, "float32"):
-        which = "autocast" if formats == ("fp16",) else "TF32 or autocast"  # Volta, Turing
-        told = f"{which} to 16 bits where it computes in float32 (notebook 05), "
-    return Remedy(
-        "profile_the_operators",
-        "A watched loop sees the waiting for data, the lines of its body and the cores, and finds "
-        "no loss there. It does not see inside the operators: profile a few steps with "
-        "torch.profiler. If they are small, compute more samples in one call: a larger batch "
-        "(notebook 04 Batch sizing), all steps of a sequence at once. If they are large and well "
-        f"used, what is left is {told}a smaller model or a faster device.",
-    )
+PROFILE_THE_OPERATORS = Remedy(
+    "profile_the_operators",
+    "A watched loop sees the waiting for data, the lines of its body and the cores, and finds no "
+    "loss there. It does not see inside the operators: profile a few steps with torch.profiler. If "
+    "they are small, compute more samples in one call: a larger batch (notebook 04 Batch sizing), "
+    "all steps of a sequence at once. If they are large and well used, what is left is a number "
+    "format of fewer bits (notebook 05), a smaller model or a faster device.",
+)
 
 
 explains("busy-device", DEVICE_LIMIT)
@@ -341,5 +277,5 @@ def nothing_lost(evidence: Evidence, losses: dict[str, float]) -> Finding:
         Measured(seen, evidence.compute_share, by=evidence.source),
         Measured(near, losses[name]),
     )
-    remedies = (use_the_card, profile_the_operators) if evidence.loop else (NOTHING_LEFT,)
+    remedies = (use_the_card, PROFILE_THE_OPERATORS) if evidence.loop else (NOTHING_LEFT,)
     return Finding("compute", DEVICE_LIMIT, 0.0, measured, remedies)

@@ -10,24 +10,6 @@ from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Measured, Remedy, bound, remedy
 from labkit.diagnosis.hot_lines import Lines
 
-LARGE = 2**20  # bytes of a batch, from which fewer of them are worth a change
-SMALLEST_PX = 24  # of an image's sides
-CHANNELS = (1, 3, 4)
-SCALED = (
-    "# in the loop, once the dataset returns images as uint8 (0 to 255), not scaled:\n"
-    "if images.dtype == torch.uint8:\n"
-    "    images = images.to(device, non_blocking=True).float() / 255\n"
-)
-
-
-def sends_images(evidence: Evidence) -> bool:
-    """Return whether batches are large, float32, and of images' shape: (batch, channels, y, x)."""
-    batch = evidence.batch
-    shape = batch.known("shape") or ()
-    if batch.known("dtype") != "float32" or (batch.known("bytes") or 0) < LARGE or len(shape) != 4:
-        return False
-    return shape[1] in CHANNELS and min(shape[2:]) >= SMALLEST_PX
-
 
 def sends_floats(evidence: Evidence) -> bool:
     """Return whether batches may be of floats, which fewer bytes could stand for."""
@@ -43,42 +25,25 @@ def one_block(evidence: Evidence) -> Remedy | None:
 
 @remedy
 def pin_memory(evidence: Evidence) -> Remedy | None:
-    """A GPU whose batches are in pageable memory."""
+    """A GPU whose batches are in pageable memory, or whose own code waits for their copies."""
     knobs = evidence.knobs
-    if evidence.kind != "gpu" or knobs.get("pin_memory") or knobs.get("non_blocking"):
+    if evidence.kind != "gpu" or knobs.get("non_blocking"):
         return None
+    is_pinned = bool(knobs.get("pin_memory"))
     return Remedy(
-        "pin_memory",
+        "not_waited_for" if is_pinned else "pin_memory",
         "Send one contiguous block per batch from pinned memory: pin_memory=True, then "
-        "non_blocking=True.",
+        "non_blocking=True, which does nothing for a batch in a class of your own that has no "
+        "pin_memory().",
         "copies",
-        {"pin_memory": True, "non_blocking": True},
+        {"pin_memory": True, "non_blocking": True} if not is_pinned else {"non_blocking": True},
         cost="locked host memory for the batches kept ready",
     )
 
 
 @remedy
-def not_waited_for(evidence: Evidence) -> Remedy | None:
-    """A loop whose batches are in pinned memory, and whose own code waits for their copies."""
-    knobs = evidence.knobs
-    if evidence.kind != "gpu" or evidence.trainer or not knobs.get("pin_memory"):
-        return None
-    is_bench = evidence.of_bench
-    if is_bench and knobs.get("non_blocking"):
-        return None
-    return Remedy(
-        "non_blocking" if is_bench else "not_waited_for",
-        "Start the copy of a batch without waiting for it: non_blocking=True. It does nothing for "
-        "a batch in a class of your own that has no pin_memory(): that is not pinned.",
-        "copies",
-        {"non_blocking": True} if is_bench else {},
-        code="" if is_bench else "batch = batch.to(device, non_blocking=True)\n",
-    )
-
-
-@remedy
 def fewer_bytes_over(evidence: Evidence) -> Remedy | None:
-    """Batches of floats, with lines for the user's own loop where they are images."""
+    """Batches of floats."""
     if evidence.kind != "gpu" or not sends_floats(evidence):
         return None
     return Remedy(
@@ -86,7 +51,6 @@ def fewer_bytes_over(evidence: Evidence) -> Remedy | None:
         "Copy fewer bytes: images as uint8, a quarter of float32, other numbers as int16 or "
         "float16, half of it; convert and normalise them on the device.",
         "copies",
-        code=SCALED if sends_images(evidence) and not evidence.trainer else "",
     )
 
 
@@ -110,17 +74,15 @@ def copies(evidence: Evidence) -> Finding:
     """The device waits for a copy from the host. It costs the share of the time spent so."""
     lost = evidence.copy_share
     seen = Measured("of the time the device waits for a copy", lost, by=evidence.source)
-    remedies = (one_block, pin_memory, copy_ahead, not_waited_for)
+    remedies = (one_block, copy_ahead, pin_memory)
     return Finding("transfer", "copies", lost, (seen,), remedies, at_most=bound(lost))
 
 
 def lost_in_body(evidence: Evidence, share: float) -> float:
     """Return what a share of a loop's body may cost: nothing while the device works all the same.
 
-    `may_never_rest`: where it may, no host's work in the body is known to cost anything.
+    That is `certain_share` of the time.
     """
-    if evidence.card.may_never_rest:
-        return 0.0
     return min(share * evidence.compute_share, max(1 - evidence.card.certain_share, 0.0))
 
 
@@ -171,7 +133,7 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     seen = f"of the time the host waits for the copy of a batch to the device, in {worst[0].what}"
     rate = f"the batches' {evidence.batch.bytes / 2**20:.0f} MiB move at {bytes_s / 1e9:.1f} GB/s"
     pins = evidence.knobs.get("pin_memory") or not evidence.has_workers
-    remedies = (pin_memory, not_waited_for, fewer_bytes_over)
+    remedies = (pin_memory, fewer_bytes_over)
     if lost > limits.COPIES_LEAD and not pins and sends_floats(evidence):
         remedies = (fewer_bytes_over,)  # pinned memory would make such a loop slower
     return Finding(

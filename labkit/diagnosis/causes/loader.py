@@ -11,17 +11,19 @@ from labkit.diagnosis.evidence import Evidence, WorkerEvidence
 from labkit.diagnosis.findings import LESS_WAITING, Finding, Measured, Remedy, remedy
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.known_calls import known_call, remedy_of
-from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.symptoms import explains
-from labkit.knobs import Setting
+from labkit.knobs import Setting, as_typed
 from labkit.prediction.prediction import LEAST_MAX_WORKERS
 from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
-from labkit.text import counted
 
 FEWEST = 2  # workers to begin with
 MOST_AT_FIRST = 4
 DEEPEST = 16  # a deeper queue than this takes memory and hides what is wrong
 WHOSE = {"worker": "of the workers' time", "waiting": "of the waiting"}  # by phase of a line
+SHARE_OUT = (
+    " Each worker goes through the whole stream, and every item comes once from each, unless its "
+    "__iter__ takes a share by torch.utils.data.get_worker_info()."
+)
 WORTH_A_WORD = 0.15  # of its process's time: a line with less is not named beside the costliest
 
 # -- what is known of a loader ---------------------------------------------------------------------
@@ -29,14 +31,11 @@ WORTH_A_WORD = 0.15  # of its process's time: a line with less is not named besi
 
 def quickly_made(evidence: Evidence) -> bool:
     """Return whether a batch is made, on a core of its own, as fast as a worker sends one."""
-    count = evidence.known("num_workers")
     made_us = evidence.known("wait_us")
-    if count:
+    if evidence.has_workers:
         lines = evidence.known("lines")
-        made_us = (lines.made_us if lines else None) or math.inf
-        made_us *= min(1, (evidence.use.cores or math.inf) / (count + 1))
-    is_known = evidence.known("trace") is None or evidence.trace.known("has_workers") is None
-    return (made_us or math.inf) < limits.HANDOFF_US and is_known
+        made_us = lines.made_us if lines else None
+    return made_us is not None and 0 < made_us < limits.HANDOFF_US
 
 
 def torchs_share(evidence: Evidence) -> float:
@@ -52,12 +51,9 @@ def torchs_share(evidence: Evidence) -> float:
 def cores_full(evidence: Evidence) -> bool:
     """Return whether a run has no core for another worker that computes."""
     cores = evidence.use.cores or math.inf
-    if (evidence.use.own or 0.0) >= limits.CORES_BUSY * cores:
-        return True
     workers: WorkerEvidence | None = evidence.known("workers")
-    if workers is None or workers.workers < cores:
-        return False
-    return workers.computing_share >= limits.COMPUTES
+    is_full = workers and workers.workers >= cores and workers.computing_share >= limits.COMPUTES
+    return bool(is_full) or (evidence.use.own or 0.0) >= limits.CORES_BUSY * cores
 
 
 def workers_to_try(evidence: Evidence) -> int | None:
@@ -89,27 +85,23 @@ def fetch_at_once(evidence: Evidence) -> Remedy | None:
     That is a TensorDataset, any batch that is made as fast as a worker sends one, and items in
     which the user's own code has less than half of the workers' time.
     """
-    code = evidence.known("code") or LoopCode()
-    given = (code.arguments or {}).keys()
-    # That is done, as far as a loader goes
-    of_batches = evidence.knobs.get("batch_size", 1) is None and "batch_sampler" not in given
-    how = (
-        "Fetch a batch at once: index the tensors with a batch of indices; where dataset[[0, 1]] "
-        "works, a BatchSampler as the DataLoader's sampler does so"
-    )
-    if of_batches:
-        how = "Use larger batches, or index the tensors without a DataLoader"
-    cheap = code.dataset_type == "TensorDataset" and not {"collate_fn", "batch_sampler"} & given
+    code = evidence.code
+    is_plain = not {"collate_fn", "batch_sampler"} & code.arguments.keys()
+    cheap = code.dataset_type == "TensorDataset" and is_plain
     cheap = cheap or torchs_share(evidence) >= limits.MOST_OF_LOADING
-    if not quickly_made(evidence) and (of_batches or not cheap):
+    # Without a batch size that is done, as far as a loader goes
+    cheap = cheap and evidence.knobs.get("batch_size", 1) is not None
+    if not quickly_made(evidence) and not cheap:
         return None
     return Remedy(
         "fetch_at_once",
         "The items are cheap: taking them one by one, stacking them and sending them from a worker "
-        f"is most of the work. {how}.",
+        "is most of the work. Fetch a batch at once: index the tensors with a batch of indices, "
+        "without a DataLoader; where dataset[[0, 1]] works, a BatchSampler as the DataLoader's "
+        "sampler does so.",
         "items",
-        code="# sampler = BatchSampler(RandomSampler(dataset), batch_size=32, drop_last=False)\n"
-        "# loader = DataLoader(dataset, sampler=sampler, batch_size=None)\n",
+        code="sampler = BatchSampler(RandomSampler(dataset), batch_size=32, drop_last=False)\n"
+        "loader = DataLoader(dataset, sampler=sampler, batch_size=None)\n",
         check=LESS_WAITING,
     )
 
@@ -124,9 +116,7 @@ def keep_items_in_RAM(evidence: Evidence) -> Remedy | None:
         "The loader makes its batches on the GPU, which no forked worker can use. Keep the items "
         "in RAM, move each batch in the loop, and then let workers prepare them.",
         "workers",
-        code="# in the loop, and no longer in the dataset or in collate_fn; with pin_memory=True:\n"
-        "inputs = inputs.to(device, non_blocking=True)\n"
-        "labels = labels.to(device, non_blocking=True)\n",
+        code="inputs = inputs.to(device, non_blocking=True)  # in the loop, with pin_memory=True\n",
         check=LESS_WAITING,
     )
 
@@ -154,11 +144,11 @@ def deeper_queue(evidence: Evidence) -> Remedy | None:
         return None
     ready = int(evidence.knobs.get("prefetch_factor") or PYTORCH_PREFETCH)
     deeper = evidence.known("deeper_queue")
-    if deeper is None and evidence.known("advised") is None and 4 * ready <= DEEPEST:
+    if evidence.known("advised") is None and 4 * ready <= DEEPEST:
         deeper = 4 * ready
     if deeper is None:
         return None
-    batches = (evidence.num_workers or 0) * ready
+    batches = evidence.worker_count * ready
     return Remedy(
         "deeper_queue",
         f"Raise prefetch_factor to {deeper}: a queue of {batches} batches does not ride out the "
@@ -174,47 +164,24 @@ def deeper_queue(evidence: Evidence) -> Remedy | None:
 def set_num_workers(evidence: Evidence) -> Remedy | None:
     """A loader for which another number of workers may be better, and not 0."""
     number = workers_to_try(evidence)
-    now = evidence.known("num_workers") or 0
+    now = evidence.worker_count
     if number in (None, 0, now) or evidence.batch.on_gpu or fetch_at_once.for_run(evidence):
         return None
     changes: dict[str, Setting] = {"num_workers": number}
     loop = evidence.known("loop")
     if not now and loop is not None and loop.passes > 1:
         changes["persistent_workers"] = True
+    how = "Use fewer workers:" if number < now else "Use more workers, and see:"
+    how = how if now else "Prepare batches in other processes:"
     return Remedy(
         "set_num_workers",
-        _other_number(evidence, number, "persistent_workers" in changes),
+        f"{how} {as_typed(changes)}{too_many(number, evidence.use.cores)}."
+        + (SHARE_OUT if evidence.code.streams and not now else ""),
         "workers",
         changes,
         cost="a process with its memory for each worker, and their start",
         check=LESS_WAITING,
     )
-
-
-def _other_number(evidence: Evidence, number: int, is_kept: bool) -> str:
-    """Say which other number of workers to set, and what to mind."""
-    now = evidence.known("num_workers") or 0
-    code = evidence.known("code") or LoopCode()
-    how = "Use fewer workers:" if number < now else "Use more workers:"
-    if not now:
-        how = "Prepare batches in other processes:"
-    elif evidence.known("advised") is None:
-        how = "Double the workers, and see:"
-    kept = ", kept between epochs (persistent_workers=True)" if is_kept else ""
-    mind = ""
-    if code.streams and not now and number > 1:
-        mind += (
-            " Each worker goes through the whole stream, unless its __iter__ takes a share by "
-            "torch.utils.data.get_worker_info(): else every item comes "
-            f"{counted(number, 'time')}."
-        )
-    if evidence.imports_script and not now:
-        mind += (
-            " Here a worker imports the script anew: let it train under "
-            '`if __name__ == "__main__":` alone (for a notebook, keep the dataset\'s class in a '
-            ".py file)."
-        )
-    return f"{how} num_workers={number}{kept}{too_many(number, evidence.use.cores)}.{mind}"
 
 
 def too_many(workers: int, cores: int | None) -> str:
@@ -230,11 +197,10 @@ def some_workers(evidence: Evidence) -> Remedy | None:
     no_loader = evidence.known("num_workers") is None and evidence.known("trace") is None
     if not no_loader or quickly_made(evidence):
         return None
-    loader = evidence.known("own_loader")
-    more = f"Give the {loader} more workers or threads of its own; if it has none, p"
     return Remedy(
         "some_workers",
-        f"{more if loader else 'P'}repare batches in other processes: a DataLoader with workers.",
+        "Prepare batches in other processes: a DataLoader with workers, or more workers or threads "
+        "of a loader's own.",
         "workers",
     )
 
@@ -242,21 +208,10 @@ def some_workers(evidence: Evidence) -> Remedy | None:
 @remedy
 def cheaper_items(evidence: Evidence) -> Remedy | None:
     """A loader to which no number of workers brings anything, or of which a trace tells no more."""
-    trace = evidence.known("trace")
-    if trace is not None and trace.has_workers:
-        return Remedy(
-            "less_work_per_item",
-            "The loader's workers do not keep up: do less work per item, or do it once before "
-            "training; where CPU cores are idle, try more workers.",
-            "workers",
-        )
     if quickly_made(evidence) or evidence.batch.on_gpu or set_num_workers.for_run(evidence):
         return None
-    why = ""
-    if evidence.known("advised") is not None:
-        why = "Another number of workers is not expected to gain. "
-    if evidence.has_workers and cores_full(evidence):
-        why = "All cores are busy, so more workers gain nothing. "
+    is_full = evidence.has_workers and cores_full(evidence)
+    why = "All cores are busy, so more workers gain nothing. " if is_full else ""
     return Remedy(
         "cheaper_items",
         f"{why}Do less work per item, or do it once before training.",
@@ -349,25 +304,18 @@ def cores_taken_by_workers(evidence: Evidence) -> Finding | None:
     It costs the share of the time in which the model's thread had no core since a worker had it.
     """
     lost = evidence.stolen_by_workers
-    count = evidence.known("num_workers") or 0
+    count = evidence.worker_count
     advised = evidence.known("advised")
     seen = (
         "of the time a loader worker had the core that the model's thread needed, with "
         f"{count} workers on {evidence.use.cores} cores"
     )
-    by = "thread CPU time against wall time"
-    if evidence.known("loop") is not None:
-        quick_ms = (evidence.known("quick_compute_us") or 0.0) / 1e3
-        mean_ms = (evidence.known("compute_us") or 0.0) / 1e3
-        by = f"the quickest steps compute for {quick_ms:.1f} ms, the average one for {mean_ms:.1f}"
-    threads = next((each for each in found(evidence, LATE) if each.cause == "threads"), None)
-    also = costliest_lines(evidence) if threads is None else threads.measured
-    remedies = FEED if advised is not None and advised < count else (cheaper_items,)
+    measured = Measured(seen, lost, by="thread CPU time against wall time")
     return Finding(
         "input",
         "workers_take_the_device's_cores",
         lost,
-        (Measured(seen, lost, by=by), *also),
-        remedies if threads is None else threads.remedies,
-        evidence.loading_lines if threads is None else (),
+        (measured, *costliest_lines(evidence)),
+        FEED if advised is not None and advised < count else (cheaper_items,),
+        evidence.loading_lines,
     )

@@ -10,7 +10,6 @@ import math
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import LATE, WARNING, cause
-from labkit.diagnosis.causes.copies import SCALED, sends_images
 from labkit.diagnosis.causes.loader import (
     SETTINGS,
     WHOSE,
@@ -30,7 +29,6 @@ from labkit.diagnosis.findings import (
     Measured,
     Remedy,
     gain_without,
-    remedy,
 )
 from labkit.diagnosis.hot_lines import COLLATE, Line
 from labkit.diagnosis.known_calls import known_call
@@ -54,7 +52,7 @@ RAISE_AN_ERROR = Remedy(
     "Have the loader raise an error instead of waiting for ever, and start workers anew instead of "
     "forking: OpenCV, HDF5 and tokenizers may deadlock after a fork (cv2.setNumThreads(0)).",
     "lines",
-    arguments={"timeout": "60", "multiprocessing_context": "'spawn'"},
+    code="DataLoader(..., timeout=60, multiprocessing_context='spawn')\n",
     check="the loop goes on, or the error names the worker",
 )
 
@@ -225,25 +223,10 @@ def _slow_code(evidence: Evidence, phase: str) -> Finding | None:
     return late(name, *seen, remedies=remedies, lines=code.lines)
 
 
-@remedy
-def uint8_batches(evidence: Evidence) -> Remedy | None:
-    """Large batches of float32 images."""
-    if not sends_images(evidence):
-        return None
-    return Remedy(
-        "uint8_batches",
-        "Send images as uint8, a quarter of the bytes of float32: the dataset returns pixels from "
-        "0 to 255, and the loop scales and normalises them.",
-        "items",
-        code=SCALED,
-        check=LESS_WAITING,
-    )
-
-
 FEWER_PIECES = Remedy(
     "fewer_pieces",
     "Send less from a worker: one tensor for each part of a batch in place of lists, dicts and "
-    "many small tensors; and compare pin_memory on and off.",
+    "many small tensors; images as uint8, which the loop scales; compare pin_memory on and off.",
     "items",
     check=LESS_WAITING,
 )
@@ -271,7 +254,7 @@ def hand_over(evidence: Evidence) -> Finding | None:
     if share and is_cheap:
         seen = "of the workers' time is torch's own: taking items one by one, stacking, sending"
         measured.append(Measured(seen, share))
-    remedies = (uint8_batches, fetch_at_once, batches_in_the_loop, FEWER_PIECES)
+    remedies = (fetch_at_once, batches_in_the_loop, FEWER_PIECES)
     return late("hand_over", *measured, remedies=remedies)
 
 
