@@ -7,10 +7,11 @@ import os
 
 try:
     import fcntl
+    import resource
 except ImportError:  # Windows
-    fcntl = None
+    fcntl = resource = None
 
-HIGH = 700  # a number that nobody counts on; above 1,024 the kernel would make its table larger
+MOST = 1024  # numbers: for one far above them the kernel makes its table larger
 
 
 def moved_up(fd: int) -> int:
@@ -18,10 +19,12 @@ def moved_up(fd: int) -> int:
 
     A program may count on the lowest that is free, or close 2 and have the next file be its stderr.
     """
-    if fcntl is None:
+    if fcntl is None or resource is None:
         return fd
-    with contextlib.suppress(OSError):  # as many are open as may be, or fewer are allowed
-        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST if soft == resource.RLIM_INFINITY else min(soft, MOST)
+    with contextlib.suppress(OSError):  # as many are open as may be
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(3, most * 3 // 4))
         os.close(fd)
         return high
     return fd
