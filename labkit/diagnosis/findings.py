@@ -167,7 +167,7 @@ class Finding:
 
     @property
     def title(self) -> str:
-        """The bottleneck and the cause in words: "input: slow items"."""
+        """The bottleneck and the cause in words: "input: slow line"."""
         return f"{self.name}: {in_words(self.cause)}"
 
     @property

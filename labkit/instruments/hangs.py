@@ -1,7 +1,7 @@
 """Says so while a watched loop hangs: which process, since when, on which item, in which line.
 
-The processes of a loop keep what they are busy with in small files (`Progress`), which can be read
-whatever they hang in. The line is that of the last stack sampled there.
+The processes of a loop keep what they are busy with in small files (`loader_progress`), which can
+be read whatever they hang in. The line is that of the last stack sampled there.
 """
 
 from __future__ import annotations
