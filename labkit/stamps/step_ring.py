@@ -23,6 +23,7 @@ RING_NAME = "steps.ring"
 # 2.9 s of 1.4 ms steps: how long the draining process may be held up. A larger ring is cold when
 # the loop comes round to it: with 16,384 slots recording a step took 39 µs, with 2,048 12 µs.
 SLOTS = 2_048
+FEW_SLOTS = 256  # of a loop that drains its own ring when half of it is full: it stays in the cache
 # A slot: copy start and end, busy start and end on the device (all 0 where it has none), then
 # number, 4 host stamps, samples, CPU time, bytes of the batch, loss, number again. A slot whose
 # two numbers differ is being written, or was when the end came. The first is written before all
@@ -68,10 +69,11 @@ class FinishedStep(NamedTuple):
 class StepRing:
     """The loop's side: packs finished steps into the ring in `folder`."""
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, slots: int = SLOTS):
+        self.slots = slots
         fd = private(os.path.join(folder, RING_NAME), os.O_RDWR | os.O_CREAT)
         try:
-            blank = bytes(SLOTS * SLOT.size)  # written, so that no page fault is left for the loop
+            blank = bytes(slots * SLOT.size)  # written, so that no page fault is left for the loop
             if os.write(fd, blank) < len(blank):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), RING_NAME)
             page = shared_page(fd, len(blank))
@@ -85,7 +87,7 @@ class StepRing:
         """Record a step: all but its exchange, which no slot holds."""
         number, stamps, samples, loss, device, cpu_ns, batch_bytes, _ = step
         words = self.words
-        at = number % SLOTS * WORDS
+        at = number % self.slots * WORDS
         words[at + 4] = number + 1
         if device is not NO_DEVICE:
             words[at], words[at + 1], words[at + 2], words[at + 3] = device
@@ -112,8 +114,9 @@ class Drain:
             with contextlib.suppress(OSError, ValueError):
                 self.ring = _mapped(self.path)
         steps = []
+        slots = len(self.ring or b"") // SLOT.size
         while self.ring:
-            at = (self.next - 1) % SLOTS * SLOT.size
+            at = (self.next - 1) % slots * SLOT.size
             (number,) = NUMBER.unpack_from(self.ring, at + LAST)
             if number < self.next:
                 break
@@ -144,9 +147,10 @@ class Drain:
 def _mapped(path: Path) -> memoryview | None:
     """Return the ring at `path`; None where it is not whole yet."""
     with open(path, "rb+", opener=private) as file:
-        if os.fstat(file.fileno()).st_size != SLOTS * SLOT.size:
+        size = os.fstat(file.fileno()).st_size
+        if size not in (SLOTS * SLOT.size, FEW_SLOTS * SLOT.size):
             return None
-        return shared_page(file.fileno(), SLOTS * SLOT.size)
+        return shared_page(file.fileno(), size)
 
 
 def recover(folder: str | Path) -> None:

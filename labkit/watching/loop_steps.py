@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from labkit.instruments.loader_progress import IDLE, IN_BODY, SINCE, STATE, USUAL, WAITING
 from labkit.stamps.events import EventLog
-from labkit.stamps.step_ring import NO_DEVICE, SLOTS, Drain, FinishedStep, StepRing
+from labkit.stamps.step_ring import FEW_SLOTS, NO_DEVICE, Drain, FinishedStep, StepRing
 
 if TYPE_CHECKING:
     from labkit.stamps.timeline import DeviceClock, Mark
 
 GATHER_NS = 100_000_000  # steps are written ten times a second
-MOST_STEPS = SLOTS // 2  # that wait in the ring to be written
+MOST_STEPS = FEW_SLOTS // 2  # that wait in the ring to be written
 
 
 @dataclass
@@ -50,14 +50,13 @@ class LoopSteps:
 
     def __init__(self, folder: Path, log: EventLog, words: memoryview[int] | list[int]):
         """`words` say what the loop is busy with."""
-        self.ring = StepRing(folder)
+        self.ring = StepRing(folder, FEW_SLOTS)
         self.drain = Drain(folder, log)
         self.words = words
         self.clock: DeviceClock | None = None  # of a GPU; known when the first body has run
         self.next = 0  # the number of the step that goes on
-        self.over: tuple[FinishedStep, Sequence[Mark]] | None = (
-            None  # the last, not in the ring yet
-        )
+        # The last one, and its marks, which is not in the ring yet
+        self.over: tuple[FinishedStep, Sequence[Mark]] | None = None
         self.tally = Tally()
         self.written_at = 0  # ns
         self.asked = 0
@@ -128,9 +127,11 @@ class LoopSteps:
         self.keep()
         if self.clock is not None:
             self.clock.collect()
-        for step in self.drain.drain():
+        steps = self.drain.drain()
+        for step in steps:
             self.tally.add(step)
-            self.words[USUAL] = self.tally.wall // (step.number + 1)
+        if steps:
+            self.words[USUAL] = self.tally.wall // (steps[-1].number + 1)
 
     def idle(self) -> None:
         """The loop is busy with nothing, and what it does is no part of a step."""
