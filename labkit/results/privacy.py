@@ -1,6 +1,6 @@
 """What others are not to see: folders, names, other programs, items of the data.
 
-A record keeps no secret, see `process.keys`; here is what also goes before it, or a page about it,
+A record keeps no secret, see `stamps.keys`; here is what also goes before it, or a page about it,
 is given to somebody.
 """
 
