@@ -10,7 +10,7 @@ from test_trace import STEP, kernel
 
 import labkit as lk
 from labkit import diagnose
-from labkit.results import shipped
+from labkit.results import templates
 from labkit.traces import public
 from labkit.traces.file import TraceError
 from labkit.traces.public import FILE, LANES_FILE
@@ -19,7 +19,7 @@ from labkit.traces.public import FILE, LANES_FILE
 @pytest.fixture
 def served(tmp_path, monkeypatch):
     """Return the file of the catalogue's only trace at its place on the site; none is fetched."""
-    known = shipped.entries(FILE)["h100-batch-1"] | {"copies": []}
+    known = templates.entries(FILE)["h100-batch-1"] | {"copies": []}
     place = tmp_path / "site" / known["repository"] / known["commit"] / known["path"]
     place.parent.mkdir(parents=True)
     place.write_text(json.dumps([kernel(1, 1, 80, "gemm"), STEP]))
@@ -27,7 +27,7 @@ def served(tmp_path, monkeypatch):
     (tmp_path / FILE).write_text(json.dumps({"small": known}))
     (tmp_path / LANES_FILE).write_text("{}")
     monkeypatch.setattr(public, "SITE", (tmp_path / "site").as_uri())
-    monkeypatch.setattr(shipped, "DATA", tmp_path)
+    monkeypatch.setattr(templates, "DATA", tmp_path)
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("LABKIT_TRACES", raising=False)
     return place
