@@ -39,7 +39,7 @@ class Handle:
         self.folder = folders.new_run()
         self.after = after
         self.when_over = when_over
-        self.bench = [sys.executable, "-u", "-m", module, str(self.folder)]
+        self.bench = bench_command(module, self.folder)
         self.surroundings = surroundings()
         self.deadline = 0.0  # of a standby
         self.started = False
@@ -145,6 +145,11 @@ class Handle:
             self.process.kill()
             self.process.wait()
         self.alive()
+
+
+def bench_command(module: str, folder: Path) -> list[str]:
+    """Return the command that measures in `folder`; its last argument is the supervisor's pid."""
+    return [sys.executable, "-u", "-m", module, str(folder)]
 
 
 def surroundings() -> tuple:
