@@ -126,12 +126,6 @@ class Pipeline(Spec):
         """Return what the first event of its run's log says of it."""
         return {"pipeline": self.to_dict()}
 
-    def filled(self, gpu: bool = False, cores: int = 0) -> Settings:
-        """Return every knob, with the values of `automatic` in place of None."""
-        knobs = self.to_dict()
-        known = automatic(knobs, gpu, cores)
-        return {name: known.get(name) if value is None else value for name, value in knobs.items()}
-
     @property
     def simulated_delay(self) -> str:
         """The sleeps that stand in for something slow, in words; "" without any."""

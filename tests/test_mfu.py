@@ -48,7 +48,7 @@ def with_work(name, folder, mfu=None, **changes):
     """Return a recorded run as if its work had been counted, on a roof that gives it this MFU."""
     old = lk.recorded(f"Intel-Xeon-Processor/{name}")  # before work was counted
     roof = {"fp32": old.throughput * 1e6 / (mfu or 1), "bandwidth": 50e9}
-    counted = {"flops": 10**6, "bytes": 10**6, "held_bytes": 2**20, "samples": 1, "parameters": 1}
+    counted = {"flops": 10**6, "bytes": 10**6, "held_bytes": 2**20, "samples": 1}
     work = {"event": "work", "precision": "fp32", "roof": roof, **counted, **changes}
     path = old.save(folder / "run.jsonl", overwrite=True)  # it was edited
     path.write_text(path.read_text() + json.dumps(work) + "\n")

@@ -10,7 +10,7 @@ from test_trace import STEP, kernel
 
 import labkit as lk
 from labkit import diagnose
-from labkit.results import shipped
+from labkit.results.templates import entries
 from labkit.traces import public
 from labkit.traces.file import TraceError
 from labkit.traces.public import FILE, LANES_FILE
@@ -19,15 +19,14 @@ from labkit.traces.public import FILE, LANES_FILE
 @pytest.fixture
 def served(tmp_path, monkeypatch):
     """Return the file of the catalogue's only trace at its place on the site; none is fetched."""
-    known = shipped.entries(FILE)["h100-batch-1"] | {"copies": []}
+    known = entries(FILE)["h100-batch-1"] | {"copies": []}
     place = tmp_path / "site" / known["repository"] / known["commit"] / known["path"]
     place.parent.mkdir(parents=True)
     place.write_text(json.dumps([kernel(1, 1, 80, "gemm"), STEP]))
     known["sha256"] = hashlib.sha256(place.read_bytes()).hexdigest()
-    (tmp_path / FILE).write_text(json.dumps({"small": known}))
-    (tmp_path / LANES_FILE).write_text("{}")
     monkeypatch.setattr(public, "SITE", (tmp_path / "site").as_uri())
-    monkeypatch.setattr(shipped, "DATA", tmp_path)
+    listings = {FILE: {"small": known}, LANES_FILE: {}}
+    monkeypatch.setattr(public, "entries", listings.__getitem__)
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("LABKIT_TRACES", raising=False)
     return place
@@ -71,7 +70,8 @@ def test_a_file_that_is_gone_leaves_published_numbers_and_an_excerpt_that_say_wh
     assert verdict.findings[0].lost == "not known"
     assert "6.9%" in repr(found.compare(found))
     assert "PUBLISHED" in found.timeline().texts[0].get_text()  # no excerpt of it is stored
-    (tmp_path / LANES_FILE).write_text('{"small": {"kernels": [[1, 2], [3, 5]]}}')
+    lanes = {"small": {"kernels": [[1, 2], [3, 5]]}}
+    monkeypatch.setattr(public, "entries", {LANES_FILE: lanes}.get)
     assert "STORED EXCERPT" in found.timeline(0.0, 9.0).texts[0].get_text()
     assert found.lanes["kernels"].tolist() == [[1, 2], [3, 5]]
 

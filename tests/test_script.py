@@ -10,6 +10,7 @@ import pytest
 import labkit as lk
 from labkit import Pipeline
 from labkit.results.script import whole_script
+from labkit.spec import automatic
 
 SHORT = {"steps": 6, "seconds": None, "xray": False, "device": "cpu", "width": 32, "depth": 2}
 SAME = {  # scripts whose losses are those of their run
@@ -95,8 +96,10 @@ def test_a_pipelines_script_has_what_its_device_can_do():
 
 def test_scripts_are_formatted_and_import_what_they_use(tmp_path):
     for name, knobs in (SAME | ON_GPU).items():
-        asked = Pipeline(dataset=knobs.get("dataset", "jpeg")).filled()
-        text = whole_script(asked | SHORT | {"device": "cuda:0"} | knobs, 2, "A script.")
+        asked = Pipeline(dataset=knobs.get("dataset", "jpeg")).to_dict()
+        text = whole_script(
+            asked | automatic(asked) | SHORT | {"device": "cuda:0"} | knobs, 2, "A script."
+        )
         (tmp_path / f"{name}.py").write_text(text)
         assert "labkit" not in text
     for how in (["format", "--check"], ["check", "--select", "E,F,I,B,UP,SIM"]):

@@ -13,7 +13,7 @@ from test_plots import overflow
 import labkit as lk
 from labkit import trace
 from labkit.__main__ import main
-from labkit.results.shipped import entries
+from labkit.results.templates import entries
 from labkit.traces import file as trace_file
 from labkit.traces.events import uses_tensor_cores
 from labkit.traces.public import FILE

@@ -112,8 +112,7 @@ def settled(asked: Settings, here: Here, log: EventLog, **not_applied: str) -> J
 
 def made_dataset(job: Job, order: Order, log: EventLog) -> data.Images:
     """Return the dataset of a pipeline; its files lie in the user's cache folder."""
-    log.stage("making images")
-    return data.make_dataset(job, Path(order["cache"]) / "data")
+    return data.make_dataset(job, Path(order["cache"]) / "data", log)
 
 
 def compile_model(trainer: Trainer, log: EventLog) -> None:

@@ -18,9 +18,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 from labkit.instruments.loader_workers import worker_dies_with_bench
 from labkit.knobs import Settings
 from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS, Job
+from labkit.stamps.events import EventLog
 from labkit.stamps.folder_rights import is_ours
 
-IMAGE_COUNT = 512  # distinct images: above what two workers hold in flight, below a second to make
+IMAGE_COUNT = 512  # distinct images: above what two workers hold in flight
 EPOCH = 51_200  # samples, each of one of the images: an epoch is longer than most runs
 IMAGE_CLASSES = 10
 NOISE_IMAGES = 64  # of dataset="sleep"
@@ -29,6 +30,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 """Images (B, 3, px, px) uint8 and labels (B,) int64."""
 
 Collate = Callable[..., object]
+TOLD_EVERY = 16  # images: 0.02 to 0.8 s
 RECIPE = 2  # part of the folder's name: a new recipe never meets old files
 
 
@@ -143,13 +145,13 @@ class Stalling:
         return self.collate(samples)
 
 
-def make_dataset(job: Job, cache: Path) -> Images:
+def make_dataset(job: Job, cache: Path, log: EventLog) -> Images:
     """Build the job's dataset, making its files first where they are missing."""
     if job.dataset == "sleep":
         shape = (NOISE_IMAGES, 3, job.image_px, job.image_px)
         noise = np.random.default_rng(job.seed).integers(0, 256, shape, dtype=np.uint8)
         return Batched(job, noise, job.prep_ms / 1e3)
-    folder = image_folder(cache, job.image_px)
+    folder = image_folder(cache, job.image_px, log)
     if job.dataset == "jpeg":
         return JpegFiles(folder, job)
     return Batched(job, np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False))
@@ -201,10 +203,11 @@ def draw_image(index: int, px: int) -> np.ndarray:
     return (255 * image.clip(0, 1)).astype(np.uint8)
 
 
-def image_folder(cache: Path, px: int) -> Path:
+def image_folder(cache: Path, px: int, log: EventLog) -> Path:
     """Return a folder of JPEG files, and in images.npy the same decoded and resized to `px`.
 
-    It is made if it is missing, and appears only when complete, whoever else is making it.
+    It is made if it is missing, and appears only when complete, whoever else is making it; the log
+    says how far that is.
     """
     folder = cache / f"images-v{RECIPE}-{IMAGE_COUNT}x{px}px"
     if is_ours(folder):
@@ -213,6 +216,8 @@ def image_folder(cache: Path, px: int) -> Path:
     with tempfile.TemporaryDirectory(dir=cache, prefix=".", ignore_cleanup_errors=True) as part:
         images = []
         for index in range(IMAGE_COUNT):
+            if index % TOLD_EVERY == 0:
+                log.stage("making images", index, IMAGE_COUNT)
             file = Path(part, f"{index:05d}.jpg")
             Image.fromarray(draw_image(index, 2 * px)).save(file, quality=90)
             with Image.open(file) as image:

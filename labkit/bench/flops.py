@@ -53,7 +53,6 @@ def _work_of(job: Job, device: torch.device) -> dict[str, object]:
         "flops": round(counted["flops"] * batches),
         "bytes": round(3 * weights + 2 * activations + update),
         "held_bytes": round((2 + ADAM) * weights + activations),
-        "parameters": counted["parameters"],
         "samples": job.batch_size,
         "precision": formats.computes_in(job.precision, job.model, device),
         "cache_bytes": machine.cache_bytes(device),
@@ -95,5 +94,4 @@ def count(job: Job) -> dict[str, int]:
         "flops": counter.get_total_flops(),
         "activations": sum(kept.values()),
         "weights": sum(each.nbytes for each in weights),
-        "parameters": sum(each.numel() for each in weights),
     }

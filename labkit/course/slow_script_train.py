@@ -91,8 +91,7 @@ def prepare(
     """Return trainer and loader of a run of the script, for the bench."""
     cache = Path(order["cache"]) / "data"
     fixes = order["script"]["fixes"]
-    log.stage("making images")
-    images = image_folder(cache, job.image_px)
+    images = image_folder(cache, job.image_px, log)
     log.stage("building the model")
     trainer = SlowTrainer(job, device, fixes)
     return trainer, make_loader(Files(images, job, fixes), job)

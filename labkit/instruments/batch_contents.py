@@ -133,11 +133,11 @@ def dtype_of_most(arrays: Iterable[Any]) -> str | None:
     return max(numbers, key=numbers.__getitem__, default=None)
 
 
-def padding_of(batch: object) -> tuple[float, float] | None:
+def padding_of(batch: object) -> float | None:
     """Return the share (0 to 1) of a batch's tokens that only pad it; None where it has none.
 
-    And the share of them beyond the longest text of the batch. It is of the first whole-number
-    matrix (B, T) on the CPU, under whatever key, by what its first 64 rows end in, or begin with.
+    It is of the first whole-number matrix (B, T) on the CPU, under whatever key, by what its first
+    64 rows end in, or begin with.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -151,9 +151,7 @@ def padding_of(batch: object) -> tuple[float, float] | None:
         return None
     fillers = [_filler_at_the_end(text) for text in (tokens, tokens.flip(1))]  # or in front
     filler = max(fillers, key=lambda each: each.sum())
-    if not filler.any():
-        return None
-    return float(filler.mean(dtype=torch.float32)), float(filler.all(0).mean(dtype=torch.float32))
+    return float(filler.mean(dtype=torch.float32)) or None
 
 
 def _filler_at_the_end(tokens: Any) -> Any:

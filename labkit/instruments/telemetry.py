@@ -35,11 +35,6 @@ MOST_NAMED = 3
 LEAST_CORES = 0.1  # that a program uses, to be named
 
 
-def period_s(age_s: float) -> float:
-    """Return the time between samples of a run of that age: all of them are at most two hours'."""
-    return PERIOD_S * max(1.0, age_s / THIN_AFTER_S) ** 2
-
-
 @dataclass
 class Lifetime:
     """For how long to sample: as long as some processes live, and a file is there, if one is given.
@@ -196,7 +191,8 @@ def main(parent: int, while_there: Path | None = None) -> None:
             for event, processes in named.items():
                 if processes:
                     log.write(event, processes=processes)
-        due += period_s(due - begun)  # from when it was due: no drift
+        # From when it was due: no drift. All samples are at most two hours'
+        due += PERIOD_S * max(1.0, (due - begun) / THIN_AFTER_S) ** 2
         lifetime.sleep(due - time.monotonic())
 
 

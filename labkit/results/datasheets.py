@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from labkit.results.shipped import entries
+from labkit.results.templates import entries
 
 
 @dataclass(frozen=True)

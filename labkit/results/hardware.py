@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+from labkit.instruments.card_formats import CAPABILITY
 from labkit.process import launcher
 from labkit.results.result import Result, Table
 from labkit.stamps.event_shapes import fields_in
@@ -28,7 +28,6 @@ LABELS = {  # of the table: what a fact is called
     "/dev/shm, GiB": "shm_gib",
     "system": "os",
 }
-CAPABILITY = re.compile(r"\d+(\.\d+)?")
 PROBE_SECONDS = 90  # a cold import of torch from a slow disk takes tens of seconds
 
 

@@ -7,7 +7,7 @@ In a saved record, which is one file, a rank's lines carry its number.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 import numpy as np
@@ -186,3 +186,10 @@ class RanksData(LogData):
         no_sync = "no_sync" if self.no_sync else ""
         knobs = as_typed(self.asked.changed())
         return ", ".join(filter(None, (str(self.world_size), knobs, no_sync, starve)))
+
+
+def delays_of(runs: Iterable[RunData | RanksData]) -> str:
+    """Return the simulated delays behind the runs' numbers; "" if there are none."""
+    measured = [run for run in runs if run.throughput is not None]
+    found = dict.fromkeys(run.pipeline.simulated_delay or "none" for run in measured)
+    return "" if found.keys() <= {"none"} else f"simulated delay: {' / '.join(found)}"

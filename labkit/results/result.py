@@ -27,7 +27,7 @@ class Table:
 
     def __str__(self) -> str:
         rows = [self.head, *self.rows] if self.head else list(self.rows)
-        lines = [[_cell(value) for value in row] for row in rows]
+        lines = [["-" if value is None else str(value) for value in row] for row in rows]
         columns = itertools.zip_longest(*lines, fillvalue="")
         widths = [max(map(len, column)) for column in columns]
         above = [self.title] if self.title else []
@@ -51,10 +51,6 @@ class Table:
 def copy_buttons(copies: Mapping[str, str]) -> str:
     """Return the HTML of a button for each {what: text to copy}."""
     return template("buttons.html").render(copies=copies)
-
-
-def _cell(value: object) -> str:
-    return "-" if value is None else str(value)
 
 
 class Result:

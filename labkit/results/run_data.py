@@ -150,9 +150,6 @@ class RunData(RunLog):
     # Share of a watched loop's tokens that is padding, 0 to 1; None where no batch held text
     padding: float | None = fact("padding", "share")
 
-    # Share of those tokens that is padding beyond the longest text of a batch, 0 to 1
-    padding_beyond: float = fact("padding", "beyond", 0.0)
-
     @property
     def frame(self) -> pandas.DataFrame:
         """The measured steps as a DataFrame: when each ended (s), its parts (ms), its loss."""

@@ -117,12 +117,6 @@ class RunLog(LogData):
     # The number format of the largest array in its first batch; None if unknown
     batch_dtype: str | None = fact("job", "batch_dtype")
 
-    @property
-    def batch_shape(self) -> tuple[int, ...] | None:
-        """The shape of that array; None if unknown."""
-        shape = self.fact_of("job", "batch_shape")
-        return shape and tuple(shape)
-
     @cached_property
     def exchange_ns(self) -> np.ndarray:
         """When a rank had its last gradient, and when all were averaged: (steps, 2), ns.

@@ -1,10 +1,11 @@
-"""The folder `labkit/data`, and the templates in it."""
+"""The folder `labkit/data`: the listings and the templates in it."""
 
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import labkit
 
@@ -12,6 +13,11 @@ if TYPE_CHECKING:
     import jinja2
 
 DATA = Path(labkit.__file__).parent / "data"
+
+
+def entries(file: str) -> dict[str, Any]:
+    """Return what is in a file of the folder, by name."""
+    return json.loads((DATA / file).read_text(encoding="utf-8"))
 
 
 @functools.cache

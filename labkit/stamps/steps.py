@@ -18,7 +18,7 @@ ALL = slice(None)
 # Moments of the host, ns: it asks for a batch, has it, has issued its copy, has issued the compute;
 # on a CPU the copy and the compute are over then
 HOST = ("asked", "ready", "copied", "done")
-COUNTS = ("i", "n", "cpu", "bytes")  # keys of an event that hold a number
+COUNTS = ("n", "cpu", "bytes")  # keys of an event that hold a number
 MOMENTS = {  # {key of an event: the columns of the numbers that it may hold}
     "t": HOST,
     "copy": ("copy_start", "copy_end"),
@@ -62,7 +62,7 @@ class Steps:
     """The `step` events in order, in columns: those that every step has, and those that came."""
 
     def __init__(self) -> None:
-        self._columns = {name: array("q") for name in ("i", "n", *HOST)}
+        self._columns = {name: array("q") for name in ("n", *HOST)}
         self._losses = array("d")
         self.after_pauses: list[int] = []  # steps before which time was left out
         self._length: int | None = None  # of a moment that is past

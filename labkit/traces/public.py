@@ -21,7 +21,7 @@ import numpy as np
 
 from labkit.process.folders import part
 from labkit.results.result import Result, Table
-from labkit.results.shipped import entries
+from labkit.results.templates import entries
 from labkit.stamps.folder_rights import private
 from labkit.stamps.plain_file import opened
 from labkit.text import printable

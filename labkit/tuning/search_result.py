@@ -8,8 +8,8 @@ from statistics import median
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.knobs import Settings, as_typed
+from labkit.results.ranks import delays_of
 from labkit.results.result import Result, Table
-from labkit.results.run_text import delays_of
 from labkit.results.script import changed_lines, loader_line
 from labkit.spec import Pipeline
 from labkit.tuning.trial import Trial, cheapest_of_fastest

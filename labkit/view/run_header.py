@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from labkit.knobs import as_typed
 from labkit.results.core_use import CoreUse
-from labkit.results.ranks import RanksData
+from labkit.results.ranks import RanksData, delays_of
 from labkit.results.run_data import RunData
-from labkit.results.run_text import delays_of
 from labkit.text import noise
 from labkit.view.style import BOLD, GREY, LOUD, TextLine
 

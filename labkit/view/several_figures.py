@@ -9,8 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from labkit.knobs import as_typed
-from labkit.results.ranks import RanksData
-from labkit.results.run_text import delays_of
+from labkit.results.ranks import RanksData, delays_of
 from labkit.results.sweep import SweptRuns
 from labkit.text import counted
 from labkit.view import FIGURE_PX

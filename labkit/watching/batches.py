@@ -51,9 +51,8 @@ class BatchFacts:
         self.count = self.of_full_size  # the same, where it looks for padding as well
         self.places: list[Keys] = []  # what leads to its large arrays
         self.met = 0  # batches that may be looked at for their padding
-        self.padding: list[tuple[float, float]] = []  # its share of those, and that beyond need
-        self.dtype: str | None = None
-        self.shape: list[int] | None = None  # of the largest array in it
+        self.padding: list[float] = []  # its share of those
+        self.dtype: str | None = None  # of the largest array in it
         self.on_gpu = False  # whether the loader makes them there
 
     def learn(self, batch: object) -> None:
@@ -65,7 +64,6 @@ class BatchFacts:
         with OwnErrors():
             largest, self.places = large_arrays(batch)
             self.dtype = dtype_of_most([largest])
-            self.shape = list(largest.shape)
             self.on_gpu = is_a(largest, "torch", "Tensor") and not largest.is_cpu
         with OwnErrors():
             if padding_of(batch) is not None:
@@ -74,7 +72,7 @@ class BatchFacts:
     def look(self, batch: object) -> int:
         """Count the samples of a batch, and now and then look how much of it is padding."""
         if self.met % LOOK_EVERY == 0:
-            self.padding.append(padding_of(batch) or (0.0, 0.0))
+            self.padding.append(padding_of(batch) or 0.0)
         self.met += 1
         return self.counted(batch)
 
@@ -89,5 +87,4 @@ class BatchFacts:
     def write_padding(self, log: EventLog) -> None:
         """Write how much of the batches is padding, where it was looked for."""
         if self.padding:
-            share, beyond = (round(fmean(each), 4) for each in zip(*self.padding, strict=True))
-            log.write("padding", share=share, beyond=beyond, batches=len(self.padding))
+            log.write("padding", share=round(fmean(self.padding), 4))

@@ -198,20 +198,9 @@ class Headroom(StandIn):
         super().__init__(loader)
         self.blocks = Alternation(loader)
 
-    @property
-    def factor(self) -> float | None:
-        """How many times as many steps a perfect loader would bring: the median of the pairs."""
-        return self.blocks.found()["factor"]
-
-    @property
-    def low(self) -> float | None:
-        """The lower quartile of the pairs."""
-        return self.blocks.found()["low"]
-
-    @property
-    def high(self) -> float | None:
-        """The upper quartile of the pairs."""
-        return self.blocks.found()["high"]
+    factor = property(lambda self: self.blocks.found()["factor"])
+    low = property(lambda self: self.blocks.found()["low"])
+    high = property(lambda self: self.blocks.found()["high"])
 
     def __iter__(self) -> Iterator[object]:
         iterator = iter(self.loader)

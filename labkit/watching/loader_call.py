@@ -24,28 +24,22 @@ def call_of(loader: object, model: object = None) -> dict[str, object]:
     """Return what is known of the code around `loader`, seen from the user's frame that calls us.
 
     Returns:
-        `loader`, `model` and `optimizer`: the variables that hold them, None where there is none
-        (a model that is not given is looked for by the usual names, an optimizer by its type);
-        `training`: the one with Hugging Face's TrainingArguments; `dataset_type`: its class;
+        `loader`: the variable that holds it, None where there is none; `dataset_type`: its class;
         `streams`: whether it is an IterableDataset; `may_fuse`: as `may_fuse()` says of the
-        optimizer; `cards`: how many one process trains on; `call`: what the script calls to make a
+        optimizer, which is looked for by its type; `cards`: how many one process trains on (a model
+        that is not given is looked for by the usual names); `call`: what the script calls to make a
         loader, "" where it has no name for torch's DataLoader; `arguments`: {name: code}, defaults
         left out, the code None where the script has no name for the object. `call` and `arguments`
         are None where the loader is no DataLoader, or is made inside a framework.
     """
     names = Names(_user_frame(loader))
-    named = names.of_model() if model is None else names.of(model)
     dataset = held(torch_loader(loader)).get("dataset")
-    optimizer = names.only("torch.optim", "Optimizer")
     found = {
         "loader": names.of(loader),
-        "model": named,
-        "optimizer": optimizer,
-        "training": names.only("transformers", "TrainingArguments"),
         "dataset_type": type(dataset).__name__,
         "streams": is_a(dataset, "torch.utils.data", "IterableDataset"),
-        "may_fuse": may_fuse(names.values.get(optimizer or "")),
-        "cards": cards_of(names.values.get(named or "", model)),
+        "may_fuse": may_fuse(names.optimizer()),
+        "cards": cards_of(names.model() if model is None else model),
         "call": None,
         "arguments": None,
     }
@@ -170,15 +164,16 @@ class Names:
         is_torchs = kind is sys.modules["torch.utils.data"].DataLoader
         return self.of(kind) or ("" if is_torchs else None)
 
-    def only(self, module: str, kind: str) -> str | None:
-        """Return the name of the one variable of a kind, None where there is not just one."""
-        held = {id(each): name for name, each in self.values.items() if is_a(each, module, kind)}
+    def optimizer(self) -> object:
+        """Return the one optimizer among them; None where there is not just one."""
+        values = self.values.values()
+        held = {id(each): each for each in values if is_a(each, "torch.optim", "Optimizer")}
         return next(iter(held.values())) if len(held) == 1 else None
 
-    def of_model(self) -> str | None:
-        """Return which of the usual names a Module has; None where it has none of them."""
-        named = (name for name in MODELS if is_a(self.values.get(name), "torch.nn", "Module"))
-        return next(named, None)
+    def model(self) -> object:
+        """Return the Module that has one of the usual names; None where none has."""
+        named = map(self.values.get, MODELS)
+        return next((each for each in named if is_a(each, "torch.nn", "Module")), None)
 
 
 def _named(frame: FrameType) -> dict[str, object]:

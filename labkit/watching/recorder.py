@@ -252,7 +252,6 @@ class Recorder:
             unit=self.batches.unit,
             batch_on_gpu=self.batches.on_gpu,
             may_fuse=self.may_fuse,
-            batch_shape=self.batches.shape,
             is_compiled=has_compiled(),
         )
         self.log.write("begin", warmup=max(LEAST_WARMUP, loader_knobs.in_flight(self.knobs)))

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 
 from labkit.course.challenge import Answer, Goal, code
-from labkit.results.shipped import entries
+from labkit.results.templates import entries
 from labkit.traces.public import LANES_FILE
 
 ERROR = "largest error"
