@@ -20,7 +20,6 @@ LOSS = "loss"  # what costs device time: the losses of each bottleneck add up
 LATE = "late"  # why the loop waits for data: the first that is found counts
 FIRST = "first"  # said before all else: it slows everything that was measured
 WARNING = "warning"  # said whatever it costs
-LAST = "last"  # said after the verdict: it may be there on purpose
 
 
 class Cause(NamedTuple):

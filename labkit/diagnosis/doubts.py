@@ -21,7 +21,7 @@ explains(
 )
 # Causes that workers seem to have which only lack a core
 OF_SLOW_WORKERS = ("cores", "too_few_workers", "slow_items", "waiting_for_data", "stalls")
-RUN_LONGER = Remedy("run_longer", "RunData longer (more steps), on a quiet machine.")
+RUN_LONGER = Remedy("run_longer", "Run longer (more steps), on a quiet machine.")
 STOP_OTHERS = Remedy("stop_others", "Stop the other work and run again.")
 XRAY = Remedy("xray", "Look inside a few steps: run it with xray=True and 20 steps or more.")
 PROFILE = Remedy(
@@ -57,7 +57,7 @@ def too_short(steps: int) -> Finding | None:
     missing = limits.MIN_STEPS - steps
     if missing <= 0:
         return None
-    more = f"RunData {counted(missing, 'more step')}."
+    more = f"Run {counted(missing, 'more step')}."
     seen = f"steps were measured after the warm-up; a verdict needs {limits.MIN_STEPS}"
     return doubt("too_short", Measured(seen, steps, "count"), remedy=Remedy("run_on", more))
 

@@ -55,10 +55,6 @@ LESSONS = {  # the section that teaches a remedy: notebook, heading
     "batch": (BATCHES, "1. What a larger batch buys"),
     "padding": (BATCHES, "4. Text: the padding in a batch"),
 }
-SAME_LOSSES = "the same losses, in less time a step"
-ROUNDED = "losses within rounding of before, in less time a step"
-ANOTHER_TRAINING = "the metric: the training is a different one"
-LESS_WAITING = "the loop waits for a smaller share of the time"
 
 FORMATS = {
     "share": "{:.0%}",
@@ -97,10 +93,7 @@ class Remedy:
     lesson: str = ""  # a key of `LESSONS`
     changes: Mapping[str, Setting] = field(default_factory=dict)  # {knob: value}
     code: str = ""  # PyTorch as an example, before the lines that make those changes
-    cost: str = "nothing"
-    check: str = SAME_LOSSES  # what tells that it helped
     at_most: float | None = None  # times as many steps, where a line bounds what it brings
-    price: int = 1  # 1 (cheap) to 3 (dear), for choosing among remedies
     # Makes it for a run, None where it is not for that one: see `remedy`
     make: Callable[[Evidence], Remedy | None] | None = None
 
@@ -120,9 +113,6 @@ class Remedy:
             "text": self.text,
             "changes": dict(self.changes),
             "code": as_comment(self.code),
-            "cost": self.cost,
-            "check": self.check,
-            "price": self.price,
         }
 
 

@@ -99,8 +99,7 @@ def by_cost(evidence: Evidence) -> tuple[Finding, ...]:
     known = {finding.cause for finding in named}
     named += [each for each in cause.found(evidence, cause.WARNING) if each.cause not in known]
     named[:0] = cause.found(evidence, cause.FIRST)
-    verdict = named or [nothing_lost(evidence, total)]
-    return (*verdict, *cause.found(evidence, cause.LAST))
+    return tuple(named or [nothing_lost(evidence, total)])
 
 
 def helpful_first(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:

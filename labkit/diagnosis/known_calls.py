@@ -13,7 +13,7 @@ import re
 from dataclasses import replace
 from typing import NamedTuple
 
-from labkit.diagnosis.findings import LESS_WAITING, SAME_LOSSES, Finding, Remedy
+from labkit.diagnosis.findings import Finding, Remedy
 from labkit.diagnosis.hot_lines import MAKING, Line
 from labkit.results.templates import DATA
 
@@ -62,7 +62,6 @@ def remedy_of(line: Line, row: KnownCall) -> Remedy:
         KNOWN_CALL,
         f"`{line.call}` ({line.place}): {row.slow}. {row.do}",
         "items" if is_loading else "lines",
-        check=LESS_WAITING if is_loading else SAME_LOSSES,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import LATE, cause, found
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
-from labkit.diagnosis.findings import LESS_WAITING, Finding, Measured, Remedy, remedy
+from labkit.diagnosis.findings import Finding, Measured, Remedy, remedy
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.known_calls import known_call, remedy_of
 from labkit.diagnosis.symptoms import explains
@@ -102,7 +102,6 @@ def fetch_at_once(evidence: Evidence) -> Remedy | None:
         "items",
         code="sampler = BatchSampler(RandomSampler(dataset), batch_size=32, drop_last=False)\n"
         "loader = DataLoader(dataset, sampler=sampler, batch_size=None)\n",
-        check=LESS_WAITING,
     )
 
 
@@ -117,7 +116,6 @@ def keep_items_in_RAM(evidence: Evidence) -> Remedy | None:
         "in RAM, move each batch in the loop, and then let workers prepare them.",
         "workers",
         code="inputs = inputs.to(device, non_blocking=True)  # in the loop, with pin_memory=True\n",
-        check=LESS_WAITING,
     )
 
 
@@ -133,7 +131,6 @@ def batches_in_the_loop(evidence: Evidence) -> Remedy | None:
         "than it saves.",
         "workers",
         {"num_workers": 0, **WITHOUT_WORKERS},
-        cost="the loop waits while it makes a batch",
     )
 
 
@@ -155,8 +152,6 @@ def deeper_queue(evidence: Evidence) -> Remedy | None:
         "stalls.",
         "queue",
         {"prefetch_factor": deeper},
-        cost="memory for the batches kept ready",
-        check=LESS_WAITING,
     )
 
 
@@ -179,8 +174,6 @@ def set_num_workers(evidence: Evidence) -> Remedy | None:
         + (SHARE_OUT if evidence.code.streams and not now else ""),
         "workers",
         changes,
-        cost="a process with its memory for each worker, and their start",
-        check=LESS_WAITING,
     )
 
 
@@ -216,7 +209,6 @@ def cheaper_items(evidence: Evidence) -> Remedy | None:
         "cheaper_items",
         f"{why}Do less work per item, or do it once before training.",
         "workers",
-        check=LESS_WAITING,
     )
 
 
@@ -240,7 +232,6 @@ def cheaper_line(line: Line, at_most: float) -> Remedy:
         "cheaper_line",
         f"Make {line.what} cheaper: do it once and keep the result, or before training.",
         "items",
-        check=LESS_WAITING,
         at_most=at_most,
     )
 
