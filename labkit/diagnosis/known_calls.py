@@ -57,12 +57,8 @@ def known_call(line: Line) -> KnownCall | None:
 
 def remedy_of(line: Line, row: KnownCall) -> Remedy:
     """Return what a row says to do about a line."""
-    is_loading = line.phase in MAKING
-    return Remedy(
-        KNOWN_CALL,
-        f"`{line.call}` ({line.place}): {row.slow}. {row.do}",
-        "items" if is_loading else "lines",
-    )
+    said = f"`{line.call}` ({line.place}): {row.slow}. {row.do}"
+    return Remedy(KNOWN_CALL, said, "items" if line.phase in MAKING else "lines")
 
 
 def known_first(finding: Finding) -> Finding:

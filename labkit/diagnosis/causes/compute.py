@@ -14,10 +14,10 @@ from labkit.diagnosis.findings import (
     Finding,
     Measured,
     Remedy,
+    explains,
     gain_without,
     remedy,
 )
-from labkit.diagnosis.symptoms import explains
 from labkit.text import percent
 
 BF16 = Remedy(

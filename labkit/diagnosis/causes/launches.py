@@ -6,14 +6,7 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import cause
 from labkit.diagnosis.causes.copies import lost_to_copies
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import (
-    NEIGHBOUR,
-    Finding,
-    Measured,
-    Remedy,
-    remedy,
-)
-from labkit.diagnosis.symptoms import explains
+from labkit.diagnosis.findings import NEIGHBOUR, Finding, Measured, Remedy, explains, remedy
 from labkit.diagnosis.watched_loop import HOST_ALONE
 from labkit.diagnosis.witnesses import deciding
 from labkit.spec import KNOBS

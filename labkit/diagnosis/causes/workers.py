@@ -23,15 +23,9 @@ from labkit.diagnosis.causes.loader import (
     torchs_share,
 )
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
-from labkit.diagnosis.findings import (
-    Finding,
-    Measured,
-    Remedy,
-    gain_without,
-)
+from labkit.diagnosis.findings import Finding, Measured, Remedy, explains, gain_without
 from labkit.diagnosis.hot_lines import COLLATE, Line
 from labkit.diagnosis.known_calls import known_call
-from labkit.diagnosis.symptoms import explains
 from labkit.text import counted
 
 TIMED = "timed in the workers"
