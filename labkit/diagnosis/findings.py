@@ -54,6 +54,10 @@ LESSONS = {  # the section that teaches a remedy: notebook, heading
     "batch": (BATCHES, "1. What a larger batch buys"),
     "padding": (BATCHES, "4. Text: the padding in a batch"),
 }
+SAME_LOSSES = "the same losses, in less time a step"
+ROUNDED = "losses within rounding of before, in less time a step"
+ANOTHER_TRAINING = "the metric: the training is a different one"
+LESS_WAITING = "the loop waits for a smaller share of the time"
 
 FOLDER = "symptoms"  # of the pages that explain causes, in the folder of the notebooks
 PAGE_OF: dict[str, str] = {}  # {cause: page}: `explains` fills it in where a cause is defined
@@ -138,7 +142,10 @@ class Remedy:
     lesson: str = ""  # a key of `LESSONS`
     changes: Mapping[str, Setting] = field(default_factory=dict)  # {knob: value}
     code: str = ""  # PyTorch as an example, before the lines that make those changes
+    cost: str = "nothing"
+    check: str = SAME_LOSSES  # what tells that it helped
     at_most: float | None = None  # times as many steps, where a line bounds what it brings
+    price: int = 1  # 1 (cheap) to 3 (dear), for choosing among remedies
     # Makes it for a run, None where it is not for that one: see `remedy`
     make: Callable[[Evidence], Remedy | None] | None = None
 
@@ -153,6 +160,9 @@ class Remedy:
             "text": self.text,
             "changes": dict(self.changes),
             "code": as_comment(self.code),
+            "cost": self.cost,
+            "check": self.check,
+            "price": self.price,
         }
 
 

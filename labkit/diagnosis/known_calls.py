@@ -13,7 +13,7 @@ import re
 from dataclasses import replace
 from typing import NamedTuple
 
-from labkit.diagnosis.findings import Finding, Remedy
+from labkit.diagnosis.findings import LESS_WAITING, SAME_LOSSES, Finding, Remedy
 from labkit.diagnosis.hot_lines import MAKING, Line
 from labkit.results.templates import DATA
 
@@ -57,8 +57,13 @@ def known_call(line: Line) -> KnownCall | None:
 
 def remedy_of(line: Line, row: KnownCall) -> Remedy:
     """Return what a row says to do about a line."""
-    said = f"`{line.call}` ({line.place}): {row.slow}. {row.do}"
-    return Remedy(KNOWN_CALL, said, "items" if line.phase in MAKING else "lines")
+    is_loading = line.phase in MAKING
+    return Remedy(
+        KNOWN_CALL,
+        f"`{line.call}` ({line.place}): {row.slow}. {row.do}",
+        "items" if is_loading else "lines",
+        check=LESS_WAITING if is_loading else SAME_LOSSES,
+    )
 
 
 def known_first(finding: Finding) -> Finding:

@@ -36,6 +36,7 @@ FEED_THE_OTHER = Remedy(
     "Make that DataLoader once, outside the loop, with workers of its own: num_workers=2 to begin "
     "with, and persistent_workers=True. Or read it less often: a validation every few epochs.",
     "workers",
+    cost="a process with its memory for each worker, and their start",
 )
 WAITING = "waiting: for a sleep, a lock, a network or another program"
 BESIDES = {  # what a body does besides training, by the part of it; and what helps

@@ -11,6 +11,7 @@ from labkit.diagnosis.findings import (
     DEVICE_LIMIT,
     DOUBLE,
     LOW_MFU,
+    ROUNDED,
     Finding,
     Measured,
     Remedy,
@@ -20,11 +21,16 @@ from labkit.diagnosis.findings import (
 )
 from labkit.text import percent
 
+COMPARE = "losses within 16-bit rounding, and the metric"
+
 BF16 = Remedy(
     "bf16",
     "Set precision='bf16' and compare the losses.",
     "formats",
     {"precision": "bf16"},
+    cost="accuracy: fewer digits",
+    check=COMPARE,
+    price=2,
 )
 
 
@@ -53,6 +59,9 @@ def sixteen_bits(evidence: Evidence) -> Remedy:
         "in multiples of 8.",
         "formats",
         {"precision": formats[0]} if formats else {},
+        cost="accuracy: fewer digits",
+        check=COMPARE,
+        price=2,
     )
 
 
@@ -169,6 +178,8 @@ SINGLE_PRECISION = Remedy(
     "formats",
     code="model = model.float()  # in place of double()\n"
     "# and each batch, better once in the dataset: batch.float()\n",
+    cost="accuracy: 7 digits in place of 16",
+    check="the metric, within float32's rounding",
 )
 
 
@@ -237,6 +248,8 @@ def use_the_card(evidence: Evidence) -> Remedy:
         code='device = torch.accelerator.current_accelerator(check_available=True) or "cpu"\n'
         "model = model.to(device)  # before the optimizer is made\n"
         "# and in the loop, each tensor of a batch: x = x.to(device)\n",
+        cost="none, where the card is free",
+        check=ROUNDED,
     )
 
 

@@ -37,6 +37,7 @@ def pin_memory(evidence: Evidence) -> Remedy | None:
         "pin_memory().",
         "copies",
         {"pin_memory": True, "non_blocking": True} if not is_pinned else {"non_blocking": True},
+        cost="locked host memory for the batches kept ready",
     )
 
 
@@ -64,6 +65,7 @@ def copy_ahead(evidence: Evidence) -> Remedy | None:
         "Copy the next batch under the compute of this one (prefetch_to_device=True).",
         "copies",
         {"prefetch_to_device": True},
+        cost="device memory for one more batch",
     )
 
 

@@ -7,7 +7,7 @@ import re
 from labkit.diagnosis.cause import cause
 from labkit.diagnosis.causes.launches import FEWER_LAUNCHES
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import Finding, Measured, Remedy, explains
+from labkit.diagnosis.findings import LESS_WAITING, Finding, Measured, Remedy, explains
 
 # What prepares data, by the name of a Python function, its file or an annotation
 PREPARES = re.compile(
@@ -57,6 +57,7 @@ INTO_A_DATASET = Remedy(
     "into_a_dataset",
     "Do it in a Dataset, and read that with a DataLoader that has workers.",
     "workers",
+    check=LESS_WAITING,
 )
 
 

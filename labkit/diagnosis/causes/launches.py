@@ -6,7 +6,16 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import cause
 from labkit.diagnosis.causes.copies import lost_to_copies
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import NEIGHBOUR, Finding, Measured, Remedy, explains, remedy
+from labkit.diagnosis.findings import (
+    ANOTHER_TRAINING,
+    NEIGHBOUR,
+    ROUNDED,
+    Finding,
+    Measured,
+    Remedy,
+    explains,
+    remedy,
+)
 from labkit.diagnosis.watched_loop import HOST_ALONE
 from labkit.diagnosis.witnesses import deciding
 from labkit.spec import KNOBS
@@ -55,6 +64,9 @@ def compiled(evidence: Evidence) -> Remedy | None:
         ".item() in the step.",
         "launches",
         {"compile": "reduce-overhead" if has_graphs else "default"},
+        cost="compiling at the start, and again for each new shape",
+        check=ROUNDED,
+        price=2,
     )
 
 
@@ -83,6 +95,9 @@ def larger_batch(evidence: Evidence) -> Remedy:
         "Give each kernel more to do: a larger batch" + ("." if not changes else f" of {larger}."),
         "batch",
         changes,
+        cost="memory, and a different training: tune the learning rate",
+        check=ANOTHER_TRAINING,
+        price=3,
     )
 
 

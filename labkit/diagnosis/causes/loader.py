@@ -8,7 +8,7 @@ from dataclasses import replace
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import LATE, cause, found
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
-from labkit.diagnosis.findings import Finding, Measured, Remedy, explains, remedy
+from labkit.diagnosis.findings import LESS_WAITING, Finding, Measured, Remedy, explains, remedy
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.known_calls import known_call, remedy_of
 from labkit.knobs import Setting, as_typed
@@ -101,6 +101,7 @@ def fetch_at_once(evidence: Evidence) -> Remedy | None:
         "items",
         code="sampler = BatchSampler(RandomSampler(dataset), batch_size=32, drop_last=False)\n"
         "loader = DataLoader(dataset, sampler=sampler, batch_size=None)\n",
+        check=LESS_WAITING,
     )
 
 
@@ -115,6 +116,7 @@ def keep_items_in_RAM(evidence: Evidence) -> Remedy | None:
         "in RAM, move each batch in the loop, and then let workers prepare them.",
         "workers",
         code="inputs = inputs.to(device, non_blocking=True)  # in the loop, with pin_memory=True\n",
+        check=LESS_WAITING,
     )
 
 
@@ -130,6 +132,7 @@ def batches_in_the_loop(evidence: Evidence) -> Remedy | None:
         "than it saves.",
         "workers",
         {"num_workers": 0, **WITHOUT_WORKERS},
+        cost="the loop waits while it makes a batch",
     )
 
 
@@ -151,6 +154,8 @@ def deeper_queue(evidence: Evidence) -> Remedy | None:
         "stalls.",
         "queue",
         {"prefetch_factor": deeper},
+        cost="memory for the batches kept ready",
+        check=LESS_WAITING,
     )
 
 
@@ -173,6 +178,8 @@ def set_num_workers(evidence: Evidence) -> Remedy | None:
         + (SHARE_OUT if evidence.code.streams and not now else ""),
         "workers",
         changes,
+        cost="a process with its memory for each worker, and their start",
+        check=LESS_WAITING,
     )
 
 
@@ -208,6 +215,7 @@ def cheaper_items(evidence: Evidence) -> Remedy | None:
         "cheaper_items",
         f"{why}Do less work per item, or do it once before training.",
         "workers",
+        check=LESS_WAITING,
     )
 
 
@@ -231,6 +239,7 @@ def cheaper_line(line: Line, at_most: float) -> Remedy:
         "cheaper_line",
         f"Make {line.what} cheaper: do it once and keep the result, or before training.",
         "items",
+        check=LESS_WAITING,
         at_most=at_most,
     )
 

@@ -23,7 +23,14 @@ from labkit.diagnosis.causes.loader import (
     torchs_share,
 )
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
-from labkit.diagnosis.findings import Finding, Measured, Remedy, explains, gain_without
+from labkit.diagnosis.findings import (
+    LESS_WAITING,
+    Finding,
+    Measured,
+    Remedy,
+    explains,
+    gain_without,
+)
 from labkit.diagnosis.hot_lines import COLLATE, Line
 from labkit.diagnosis.known_calls import known_call
 from labkit.text import counted
@@ -46,6 +53,7 @@ RAISE_AN_ERROR = Remedy(
     "forking: OpenCV, HDF5 and tokenizers may deadlock after a fork (cv2.setNumThreads(0)).",
     "lines",
     code="DataLoader(..., timeout=60, multiprocessing_context='spawn')\n",
+    check="the loop goes on, or the error names the worker",
 )
 
 
@@ -72,6 +80,8 @@ ONE_THREAD = Remedy(
     "workers",
     code='for library in ("OMP", "OPENBLAS", "MKL"):  # above all other imports\n'
     '    os.environ[f"{library}_NUM_THREADS"] = "1"\n',
+    cost="a model on the CPU has one thread, too, until torch.set_num_threads(4), say",
+    check="the script itself, which is then faster",
 )
 
 
@@ -100,6 +110,7 @@ KEEP_WORKERS = Remedy(
     "loader that is made once, above the loop over the epochs.",
     "epochs",
     {"persistent_workers": True},
+    cost="the workers' memory between epochs",
 )
 
 
@@ -125,6 +136,7 @@ READ_ONCE = Remedy(
     "Build what the first epoch builds, and read what it reads, once before training. Where the "
     "page cache did it, time later epochs only, or copy the data to a local disk first.",
     "epochs",
+    cost="disk space",
 )
 
 
@@ -152,6 +164,8 @@ EVEN_SHARDS = Remedy(
     "items",
     code="info = torch.utils.data.get_worker_info()  # in the dataset's __iter__\n"
     "files = self.files[info.id :: info.num_workers]\n",
+    cost="another order of the items",
+    check="every worker is as busy as the next one",
 )
 
 
@@ -214,6 +228,7 @@ FEWER_PIECES = Remedy(
     "Send less from a worker: one tensor for each part of a batch in place of lists, dicts and "
     "many small tensors; images as uint8, which the loop scales; compare pin_memory on and off.",
     "items",
+    check=LESS_WAITING,
 )
 
 
@@ -303,6 +318,7 @@ KEEP_NO_ITEMS = Remedy(
     "table instead of Python lists: each object that a forked worker touches is copied to it.",
     "items",
     code="self.paths = np.array(self.paths)  # in the dataset's __init__\n",
+    check="the workers' memory stays level",
 )
 
 
