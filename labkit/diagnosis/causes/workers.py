@@ -213,7 +213,7 @@ def _slow_code(evidence: Evidence, phase: str) -> Finding | None:
     settings = SETTINGS
     if is_in_loop:
         where += ", in the loop's own process"
-        workers = evidence.known("num_workers") or 0
+        workers = evidence.worker_count
         where += f" while its {counted(workers, 'worker')} can do nothing," if workers else ","
         # No number of workers makes a sampler quicker, nor what a loop with workers does by itself
         settings = () if workers else SETTINGS
