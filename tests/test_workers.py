@@ -120,7 +120,7 @@ def test_the_whole_time_of_a_script_is_shared_out_by_loops_and_adds_up_to_one(tm
     assert (trains["place"], validates["place"]) == ("train.py:8", "train.py:12")
     assert {"before the first batch", "between epochs", "checkpoints"} <= parts.keys()
     causes = {each["cause"]: each for each in found["findings"]}
-    assert "the loop over `test` (train.py:12), 3 times" in causes["validation"]["evidence"]
+    assert "is validation (train.py:12)" in causes["validation"]["evidence"]
 
 
 # -- headroom ------------------------------------------------------------------------------------

@@ -88,7 +88,8 @@ def run_pipeline(
         log.stage("building the model")
         trainer = Trainer(job, device)
         compile_model(trainer, log)
-        loader = data.make_loader(planted(order["fault"], dataset, trainer), job)
+        items = planted(order["fault"], dataset, trainer)  # it may put another loader in place
+        loader = data.make_loader(items, job)
     timeline = make_timeline(log, folder, device)
     with lines_of(loader, folder):
         iterator = begun(loader, job, log)

@@ -25,6 +25,7 @@ from labkit.stamps.step_ring import RING_NAME, recover
 
 PLAN_NAME = "launch.json"
 LONGEST_END_S = 4.0  # that ending the processes of a run takes
+DEEPEST = 60  # bytes of a folder's path: of a socket's it takes 103, of which ours has 41
 PAYLOADS = "*.pkl"  # the user's own objects, on their way to a bench that ended before
 
 
@@ -122,6 +123,8 @@ def remove_tools(folder: str | os.PathLike[str]) -> None:
 def socket_folder(bench_pid: int) -> Path:
     """Return where a bench keeps its processes' sockets: else a killed one's would stay behind.
 
-    The path of a socket has 103 bytes at most: a run's own folder may be too deep.
+    Not in the run's own folder, nor in a TMPDIR that is as deep: a socket's path is a short one.
     """
-    return Path(tempfile.gettempdir()) / f"labkit-sockets-{bench_pid}"
+    place = tempfile.gettempdir()
+    place = place if len(os.fsencode(place)) <= DEEPEST else "/tmp"
+    return Path(place) / f"labkit-sockets-{bench_pid}"

@@ -14,6 +14,7 @@ import tempfile
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labkit.diagnosis.hot_lines import lines_of
 from labkit.diagnosis.wall_shares import shares_of
@@ -29,10 +30,11 @@ from labkit.results.privacy import shown_command
 from labkit.results.run_data import RunData
 from labkit.stamps.events import FILE_NAME, EventLog, events_named, now_ns
 from labkit.tuning.script_bench import runnable
-from labkit.tuning.search_result import Tuning
-from labkit.view import report
 from labkit.watching.foreground import Foreground
 from labkit.watching.run_folders import folders_in, hooked
+
+if TYPE_CHECKING:
+    from labkit.tuning.search_result import Tuning
 
 Values = dict[str, object]  # as JSON types
 # What `labkit watch --json` says where nothing was recorded
@@ -262,6 +264,8 @@ def write_report(found: Judged, path: str | None, overwrite: bool) -> None:
     if path and found.run is None:
         _say(f"{path} is not written: no training step was seen.")
     elif path and found.run:
+        from labkit.view import report  # with matplotlib, which a script does not wait for
+
         try:
             saving.save_text(path, report.html_page(found.run, found.text), overwrite)
         except (OSError, ValueError) as error:

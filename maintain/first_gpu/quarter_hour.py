@@ -22,6 +22,12 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu
 
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a dry run elsewhere
+    triton = None
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from recordings import LONGEST_S, record, ship, slug
 
@@ -59,6 +65,28 @@ def convolution_in_tf32(bench, tf32, channels):
         exact = layer.double()(images[:1].double())
         found = layer.float()(images[:1])
     return {"relative error": ((found - exact).norm() / exact.norm()).item()}
+
+
+def add3_kernel(a, b, c, d, n, BLOCK):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n  # the last instance reaches over the end
+    total = tl.load(a + offsets, mask=mask) + tl.load(b + offsets, mask=mask)
+    tl.store(d + offsets, total + tl.load(c + offsets, mask=mask), mask=mask)
+
+
+def sum_in_triton(bench, mib):
+    """07: d = a + b + c by a Triton kernel."""
+    if triton is None:
+        bench.skip("needs Triton")
+    bench.needs_compiler()
+    add3_kernel.__annotations__["BLOCK"] = tl.constexpr
+    kernel = triton.jit(add3_kernel)
+    a, b, c, d = torch.rand(4, mib * 2**18, device=bench.device)
+    instances = (triton.cdiv(len(a), 1024),)
+    work = lambda: kernel[instances](a, b, c, d, len(a), BLOCK=1024)  # noqa: E731
+    work()
+    torch.testing.assert_close(d, a + b + c)
+    bench.time(work, bytes=4 * a.nbytes, seconds=0.3)
 
 
 def gelu_of(bench, way, rows):
@@ -100,6 +128,7 @@ WANTED = [  # name, notebook, function (None: a run that recordings.py lists), g
     ("batches", "04", "train", BATCHES, 60),
     ("edges", "04", "layer", EDGES, 40),
     ("sums", "07", "three_arrays", SUMS, 60),
+    ("sums-triton", None, sum_in_triton, {"mib": SUMS["mib"]}, 40),
     ("gelu", None, gelu_of, GELUS, 30),
     *[(f"capstone-{fixed}", "08", None, {}, LONGEST_S) for fixed in range(7)],
     ("decode", "12", "decode", DECODE, 60),
@@ -136,7 +165,7 @@ def main():
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes, on any machine")
     options = parser.parse_args()
     if options.dry_run:
-        os.environ["LABKIT_QUICK"] = "1"
+        os.environ |= {"LABKIT_QUICK": "1", "TRITON_INTERPRET": "1"}
     elif lk.machine().kind != "gpu":
         print("There is no GPU that torch can use here; --dry-run rehearses without.")
         return 2

@@ -51,10 +51,10 @@ def beside_training(evidence: Evidence) -> Finding | None:
     if share < limits.BESIDE:
         return None
     costliest = whole.costliest(part)
-    call = f"`{costliest.call}` " if costliest.call else ""
-    where = f"{call}({costliest.place})" if costliest.place else "its line was not seen"
+    call = f": `{costliest.call}`" if costliest.call else ""
+    where = f"{call} ({costliest.place})" if costliest.place else ""
     measured = (
-        Measured(f"of the time after the start is {part}: {where}", share),
+        Measured(f"of the time after the start is {part}{where}", share),
         Measured("is the training loop", _training(whole)),
     )
     return Finding(
