@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from labkit.diagnosis.hot_lines import Lines
     from labkit.diagnosis.verdict import Diagnosis
-    from labkit.diagnosis.wall_shares import WallShares
     from labkit.traces.public import PublicTrace
     from labkit.traces.read import Breakdown, RankTraces
 
@@ -56,13 +55,6 @@ class Run(LiveResult[RunData], RunData):
         from labkit.diagnosis.hot_lines import lines_of
 
         return lines_of(self.data)
-
-    @property
-    def wall_shares(self) -> WallShares | None:
-        """Where the whole time of a watched loop or script went; None for runs of the bench."""
-        from labkit.diagnosis.wall_shares import shares_of
-
-        return shares_of(self.data)
 
     @property
     def xray(self) -> Breakdown | None:

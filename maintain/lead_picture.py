@@ -13,13 +13,12 @@ import labkit as lk
 from labkit.view.style import png_of
 
 PICTURE = Path(__file__).parents[1] / "notebooks" / "images" / "starved-and-fed.png"
-SHARPNESS = 1.5  # beside a browser's own pixels
 
 
 def main() -> None:
     """Draw the run without workers above the one with eight, on one time scale."""
     starved, fed = lk.recorded("NVIDIA-H200/workers-0"), lk.recorded("NVIDIA-H200/workers-8")
-    PICTURE.write_bytes(png_of(fed.compare(starved).plot(), SHARPNESS))
+    PICTURE.write_bytes(png_of(fed.compare(starved).plot()))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch
 
 import labkit as lk
 from labkit import Pipeline
-from labkit.diagnosis import cause, judge, symptoms
+from labkit.diagnosis import cause, findings, judge
 from labkit.diagnosis.findings import BOTTLENECKS, Finding, Measured, Remedy
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.wording import worded
@@ -172,7 +172,7 @@ def test_a_cause_names_the_thresholds_that_it_reads():
 
 def test_a_cause_is_a_function_with_its_page(monkeypatch):
     monkeypatch.setattr(cause, "CAUSES", [])
-    monkeypatch.setattr(symptoms, "PAGE_OF", {})
+    monkeypatch.setattr(findings, "PAGE_OF", {})
     known = {each.__name__: each for each in (Finding, Measured, Remedy, cause.cause)}
     exec(recipe("A cause"), known)
     run = lk.recorded("workers-0")

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from labkit.diagnosis.evidence import Evidence, NotMeasured, asking
-from labkit.diagnosis.findings import Finding
-from labkit.diagnosis.symptoms import explains
+from labkit.diagnosis.evidence import Evidence, NotMeasured, asked, asking
+from labkit.diagnosis.findings import Finding, explains
 
 Rule = Callable[[Evidence], Finding | None]
 LOSS = "loss"  # what costs device time: the losses of each bottleneck add up
@@ -50,14 +49,6 @@ def found(evidence: Evidence, when: str = LOSS) -> Iterator[Finding]:
         finding = asked(each.rule, evidence) if each.when == when else None
         if finding is not None:
             yield finding
-
-
-def asked(rule: Rule, evidence: Evidence) -> Finding | None:
-    """Return what a rule finds; None also where it asks for what was not measured."""
-    try:
-        return rule(asking(evidence))
-    except NotMeasured:
-        return None
 
 
 def not_judged(evidence: Evidence) -> dict[str, list[str]]:

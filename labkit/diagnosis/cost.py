@@ -77,8 +77,8 @@ def cost(
     """Return what a run costs in energy, money and carbon: per sample, per epoch, and while idle.
 
     Rent is by default `USD_PER_HOUR` of `labkit.diagnosis.cost`, the grid the world's average, an
-    epoch ImageNet's. `before` is a RunData to compare with, at
-    the same prices. ValueError: a price below 0 or not finite, or a run without numbers.
+    epoch ImageNet's. `before` is a run to compare with, at the same prices. ValueError: a price
+    below 0 or not finite, or a run without numbers.
     """
     given = {
         "usd_per_hour": usd_per_hour,

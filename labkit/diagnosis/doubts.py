@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import CONCLUDED, NEIGHBOUR, Finding, Measured, Remedy, remedy
-from labkit.diagnosis.symptoms import explains
+from labkit.diagnosis.findings import (
+    CONCLUDED,
+    NEIGHBOUR,
+    Finding,
+    Measured,
+    Remedy,
+    explains,
+    remedy,
+)
 from labkit.results.run_data import RunData
 from labkit.spec import GRAPH_MODES
 from labkit.text import counted, listed

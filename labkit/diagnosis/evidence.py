@@ -8,10 +8,10 @@ it (`Asked`): the cause is then not judged, and the verdict can say so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import MAKING, Line, Lines
@@ -25,6 +25,7 @@ from labkit.results.core_use import CoreUse
 from labkit.results.device_peaks import Peak
 from labkit.results.workers import Hang
 
+Found = TypeVar("Found")
 UNKNOWN: Any = None  # of a field that may not have been measured
 
 
@@ -291,3 +292,11 @@ class Evidence(Measures):
 def asking(evidence: Evidence) -> Evidence:
     """Return the evidence as a cause asks for it."""
     return evidence if isinstance(evidence, Asked) else cast(Evidence, Asked(evidence))
+
+
+def asked(rule: Callable[[Evidence], Found | None], evidence: Evidence) -> Found | None:
+    """Return what a rule finds; None also where it asks for what was not measured."""
+    try:
+        return rule(asking(evidence))
+    except NotMeasured:
+        return None

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal, NamedTuple
 
-from labkit.diagnosis.evidence import Evidence, NotMeasured, asking
+from labkit.diagnosis.evidence import Evidence, asked
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.loader_code import as_comment
-from labkit.diagnosis.symptoms import in_json, in_words, page_of
 from labkit.knobs import Setting
 
 HIGHEST_LOSS = 0.98  # of the time; more would promise an absurd gain
@@ -60,6 +59,22 @@ ROUNDED = "losses within rounding of before, in less time a step"
 ANOTHER_TRAINING = "the metric: the training is a different one"
 LESS_WAITING = "the loop waits for a smaller share of the time"
 
+FOLDER = "symptoms"  # of the pages that explain causes, in the folder of the notebooks
+PAGE_OF: dict[str, str] = {}  # {cause: page}: `explains` fills it in where a cause is defined
+# `--json` spells these with underscores, as the code does, and all others as a person reads them
+UNDERSCORED_IN_JSON = (
+    "too_few_workers",
+    "storage_latency",
+    "uneven_shards",
+    "hand_over",
+    "slow_line",
+    "workers_restart",
+    "cold_start",
+    "memory_growth",
+    "between_epochs",
+)
+SAID = {"hand_over": "sending batches"}  # of a cause whose key says it less plainly
+
 FORMATS = {
     "share": "{:.0%}",
     "ms": "{:.1f} ms",
@@ -70,6 +85,36 @@ FORMATS = {
     "count": "{:.0f}",
 }
 Unit = Literal["share", "ms", "s", "times", "cores", "GiB", "count"]
+
+
+def explains(page: str, *causes: str) -> None:
+    """Say which page explains these causes."""
+    PAGE_OF.update(dict.fromkeys(causes, page))
+
+
+explains(
+    "ranks",
+    "one_rank_is_short_of_data",
+    "one_rank_is_slower",
+    "the_exchange_is_not_hidden",
+)
+explains("no-verdict", "published")
+
+
+def page_of(cause: str) -> str:
+    """Return the page of a cause as a path in the folder of the notebooks; "" without one."""
+    page = PAGE_OF.get(cause)
+    return f"{FOLDER}/{page}.md" if page else ""
+
+
+def in_words(cause: str) -> str:
+    """Return a cause as a person reads it."""
+    return SAID.get(cause, cause.replace("_", " "))
+
+
+def in_json(cause: str) -> str:
+    """Return a cause as a program reads it."""
+    return cause if cause in UNDERSCORED_IN_JSON else in_words(cause)
 
 
 @dataclass(frozen=True)
@@ -106,12 +151,7 @@ class Remedy:
 
     def for_run(self, evidence: Evidence) -> Remedy | None:
         """Return the remedy as it is for a run, or None where it is not for it."""
-        if self.make is None:
-            return self
-        try:
-            return self.make(asking(evidence))
-        except NotMeasured:
-            return None
+        return asked(self.make, evidence) if self.make else self
 
     def to_dict(self) -> dict[str, object]:
         """Return the remedy as JSON types; what it should bring is its finding's `expected`."""

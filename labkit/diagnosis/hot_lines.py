@@ -40,12 +40,6 @@ PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work of which on
     # of older records
     "exchange": "torch",
     "library": "python",
-    "checkpoint": "logging",
-    "update": "optimizer",
-    "inner_sync": "torch",
-    "validation": "forward",
-    "collect": "python",
-    "metric": "python",
 }
 
 
@@ -90,7 +84,6 @@ class SlowCode:
     """The function, or the collate code, that takes most of making batches in a process."""
 
     within: str  # "item" or "collate"; "" of a sampler, or of what is no DataLoader
-    phase: str  # one of `MAKING`: where it runs
     lines: tuple[Line, ...]  # the costliest first
     shares: tuple[float, ...]  # 0 to 1, of the time there, that each of them takes
 
@@ -142,7 +135,6 @@ class Lines(Result):
         made_s = self.seconds[self.mask("worker")]
         enough = len(made_s) >= FEWEST and len(waited) > 0
         self.made_us = float(made_s.sum()) * 1e6 / len(waited) if enough else None
-        self.refused = bool(run.no_lines) and not self.samples  # more steps bring none either
         nothing = run.no_lines or "no stack was sampled after the warm-up"
         self.missing = "" if self.samples else nothing
         self._rows: dict[bytes, tuple[Line, ...]] = {}
@@ -236,7 +228,7 @@ class Lines(Result):
             if costs.get(group, 0.0) >= limits.MOST_OF_LOADING * whole:
                 rows = self.rows(made & np.array([each == group for each in groups])[self.place])
                 parts = tuple(row.share / whole for row in rows[:3])
-                found[phase] = SlowCode(group[0], phase, rows[:3], parts)
+                found[phase] = SlowCode(group[0], rows[:3], parts)
         return found
 
     # -- as a table --------------------------------------------------------------------------------

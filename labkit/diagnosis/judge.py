@@ -26,7 +26,7 @@ from labkit.traces.read import Breakdown, RankTraces
 
 def of_run(run: RunData, ranks_cores: float = 0.0) -> Diagnosis:
     """Diagnose one run; other ranks of the same job used `ranks_cores` meanwhile."""
-    source = where_measured(run)
+    source = run.mark or f"measured on {run.machine.name}"
     unseen = (BODY_NOTE,) if run.watched and not lines_of(run).body else ()
     table = StepTable(run, ranks_cores)
     short = doubts.too_short(table.steps)
@@ -70,11 +70,6 @@ def of_published(known: PublicTrace) -> Diagnosis:
     seen = (Measured(known.why.rstrip(".")),)
     found = Finding(known.bottleneck, "published", measured=seen, remedies=missing)
     return Diagnosis((worded(found),), 0.0, known.mark)
-
-
-def where_measured(run: RunData) -> str:
-    """Say where a run was measured."""
-    return run.mark or f"measured on {run.machine.name}"
 
 
 # -- which loss comes first ------------------------------------------------------------------------

@@ -7,8 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from labkit.diagnosis.findings import BESIDE_TRAINING, BOTTLENECKS, Finding
-from labkit.diagnosis.symptoms import in_words
+from labkit.diagnosis.findings import BESIDE_TRAINING, BOTTLENECKS, Finding, in_words
 from labkit.results.result import Result, Table, copy_buttons
 from labkit.text import but_call
 

@@ -78,7 +78,7 @@ def _gain(
     if not found.throughput or found.throughput_range is None:
         return None
     count = changes.get("num_workers")
-    fewer = count is not None and int(count) < (evidence.num_workers or 0)
+    fewer = count is not None and int(count) < evidence.worker_count
     most = math.inf
     if finding.name == "input" and not fewer:  # these give a CPU's model its cores back
         most = 1 / max(evidence.compute_share, 0.01)  # of a loader for which no device ever waits

@@ -94,11 +94,8 @@ def predict(run: RunData, **changes: Setting) -> Prediction:
     Raises ValueError for a name that is no knob, or a value that it does not take.
     """
     check_names(changes, KNOBS)
-    return predict_from(run.data, {name: KNOBS[name].check(changes[name]) for name in changes})
-
-
-def predict_from(run: RunData, changes: dict[str, Setting]) -> Prediction:
-    """Return a prediction; a watched loop's own settings may be beyond what a knob takes."""
+    changes = {name: KNOBS[name].check(value) for name, value in changes.items()}
+    run = run.data
     try:
         known = _costs_of(run)
         target = _target(known.pipeline, changes)
@@ -226,7 +223,7 @@ def _cheapest(run: RunData, knob: str, own: int | None, values: list[int]) -> in
 
     The run's own stays unless another one gains more than `WORTH`; None where nothing is predicted.
     """
-    rates = {value: predict_from(run, {knob: value}).throughput for value in [*values, own]}
+    rates = {value: predict(run, **{knob: value}).throughput for value in [*values, own]}
     known = {value: rate for value, rate in rates.items() if rate}
     # A run that was stopped has its times, but no hand-over: no other number can be simulated
     if own not in known or len(known) < len(rates):

@@ -87,13 +87,15 @@ class Tuning(Result):
         return dict.fromkeys(THREADS, str(threads)) if threads else {}
 
     @property
-    def lines(self) -> str:
-        """The statements that make the change."""
+    def snippet(self) -> str:
+        """What to change, as PyTorch to paste; a pipeline's goes into the script of `lk.script`."""
         if self.asked:
-            return changed_lines(self.start, self.best) or loader_line(self.start)
-        if self.command:
-            return self._script_lines()
-        return replace(self.code, call=self.code.call or "").loader_line(self.best)
+            lines = changed_lines(self.start, self.best) or loader_line(self.start)
+        elif self.command:
+            lines = self._script_lines()
+        else:
+            lines = replace(self.code, call=self.code.call or "").loader_line(self.best)
+        return lines.rstrip("\n")
 
     def _script_lines(self) -> str:
         """Return the lines that change a script; those for its first lines come first."""
@@ -110,11 +112,6 @@ class Tuning(Result):
         if changes and not of_loader:
             of_loader = f"# {self.site}: DataLoader(..., {as_typed(changes)})"
         return "\n".join([*lines, of_loader])
-
-    @property
-    def snippet(self) -> str:
-        """What to change, as PyTorch to paste; a pipeline's goes into the script of `lk.script`."""
-        return self.lines.rstrip("\n")
 
     @property
     def headline(self) -> str:

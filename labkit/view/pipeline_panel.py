@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import html
+import math
 from collections.abc import Sequence
 
 import ipywidgets as widgets
@@ -11,18 +12,20 @@ import ipywidgets as widgets
 from labkit.api import Run, launch
 from labkit.diagnosis.findings import gain_without
 from labkit.knobs import check_names
-from labkit.prediction.prediction import Prediction
+from labkit.prediction.prediction import Prediction, predict
+from labkit.results.core_use import CoreUse
 from labkit.results.hardware import check_device
 from labkit.spec import KNOBS, Pipeline
 from labkit.view.controls import Control, shown
 from labkit.view.live import LiveView
 from labkit.view.panel import Panel
-from labkit.view.prediction_bar import expected, in_words
 from labkit.view.run_header import busy_of, device_of
 from labkit.view.running import pipeline_with
 
 USUAL_KNOBS = ("num_workers", "prefetch_factor", "batch_size", "io_ms")
 IN_PLACE = "Where no widgets show, use labkit.run(): it leaves a picture and a table."
+BEFORE_ANY = "Run once: from then on this line says what a slider would bring, before you run it."
+UNMOVED = "Move a slider: this line says what it would bring, before you run it."
 
 
 def panel(
@@ -196,3 +199,32 @@ def differences(run: Run, before: Run | None) -> list[str]:
     what = ", ".join(moved) or "nothing changed"
     busy = f"{device_of(run)} busy {before.busy_text} → {run.busy_text}"
     return [f"Against the run before ({what}): {busy}. {compared.verdict}", *lines]
+
+
+def expected(run: Run, asked: Pipeline) -> Prediction | None:
+    """Predict what `asked` would bring from what `run` measured; None where nothing differs."""
+    old = run.asked.to_dict()
+    changes = {name: value for name, value in asked.to_dict().items() if value != old[name]}
+    return predict(run, **changes) if changes else None
+
+
+def in_words(found: Prediction | None, before: Run | None, came: Run | None = None) -> str:
+    """Say what was `found` from the run `before`, and what came of it."""
+    if before is None:
+        return BEFORE_ANY
+    if found is None:
+        return UNMOVED
+    if not found.throughput or not found.throughput_range or not found.utilization_range:
+        return f"No prediction: {found.why}."
+    low, high = found.throughput_range
+    if came is not None:
+        measured = came.throughput or 0.0
+        said = f"{'inside' if low <= measured <= high else 'outside'} the range"
+        if CoreUse.of(came).is_shared:
+            said = "not comparable: other programs used the cores"
+        return f"Predicted {found.throughput:,.0f}, came {measured:,.0f} samples/s: {said}."
+    least, most = found.utilization_range
+    gain = found.throughput / (before.throughput or math.inf)
+    rate = f"{found.throughput:,.0f} ({low:,.0f} to {high:,.0f}) samples/s"
+    busy = f"busy {found.utilization:.0%} ({least:.0%} to {most:.0%})"
+    return f"Expected: {gain:.2g}x the last run, {rate}, {busy}; limit: {found.limit}."

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from labkit.diagnosis.judge import of_run
 from labkit.results import saving
@@ -15,9 +12,6 @@ from labkit.results.run_data import RunData
 from labkit.results.templates import template
 from labkit.view.run_figure import draw_run
 from labkit.view.workers_figure import draw_workers
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure  # a second, which `labkit watch` need not wait for
 
 MARK = "<!-- written by labkit -->"
 
@@ -59,14 +53,7 @@ def html_page(run: RunData, verdict: str = "") -> str:
         run=run,
         headline=": ".join(filter(None, [run.mark, found.headline])),
         verdict=for_others(verdict or str(found)),
-        run_png=_png(draw_run(run, None)),
-        workers_png=_png(draw_workers(run.workers)) if run.workers else "",
+        picture=draw_run(run, None).html("Utilization over the run, and its mean step"),
+        lanes=draw_workers(run.workers).html("What each worker did") if run.workers else "",
         settings="\n".join(f"{name}={value!r}" for name, value in changed) or "the defaults",
     )
-
-
-def _png(figure: Figure) -> str:
-    """Return a figure as a PNG in base64."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png")
-    return base64.b64encode(file.getvalue()).decode()

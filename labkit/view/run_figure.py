@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from labkit.results.readings import driver_readings, readings_of
@@ -28,6 +27,7 @@ from labkit.view.style import (
     PARTS,
     SKY,
     WAIT,
+    Picture,
     legend_above,
     ms,
     our_style,
@@ -44,7 +44,7 @@ INSTRUMENTS = {"all CPU cores (psutil)": SKY, "NVML's samples": BLUE, "nvidia-sm
 
 
 @our_style
-def draw_run(run: RunData, before: RunData | None) -> Figure:
+def draw_run(run: RunData, before: RunData | None) -> Picture:
     """Draw `run`, and `before` beside it where given.
 
     A run too short to have numbers gets a figure that says so, and why.

@@ -84,19 +84,19 @@ class Picture(Figure):
 
     def html(self, alt: str) -> str:
         """Return it as an image in a page, with a text for who cannot see it."""
-        data = base64.b64encode(png_of(self, SHARPNESS)).decode()
+        data = base64.b64encode(png_of(self)).decode()
         look = f"width='{self.bbox.width:.0f}' style='max-width:100%'"
         return f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt)}" {look}>'
 
     def _repr_mimebundle_(self, **kwargs: object) -> tuple[dict, dict]:
-        bundle = {"image/png": png_of(self, SHARPNESS), "text/plain": FIGURE_TEXT}
+        bundle = {"image/png": png_of(self), "text/plain": FIGURE_TEXT}
         return bundle, {"image/png": {"width": round(self.bbox.width)}}
 
 
-def png_of(figure: Figure, sharpness: float = 1.0) -> bytes:
+def png_of(figure: Figure) -> bytes:
     """Return a figure as PNG in 128 colours."""
     drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=sharpness * figure.dpi, metadata={"Software": None})
+    figure.savefig(drawn, format="png", dpi=SHARPNESS * figure.dpi, metadata={"Software": None})
     with Image.open(drawn) as image:
         clear = on_any_paper(np.asarray(image.convert("RGB")))
     few = Image.fromarray(clear).quantize(128, Image.Quantize.FASTOCTREE)

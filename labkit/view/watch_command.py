@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.diagnosis.hot_lines import lines_of
-from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wall_shares import shares_of
 from labkit.diagnosis.watched_script import ScriptVerdict, dropped_passes, judge_runs, runs_in
 from labkit.instruments.hangs import HangWatch, LiveHang
@@ -158,16 +157,14 @@ def _judged(
     return Judged(values, _text_inside(found, hang, headroom), found.run)
 
 
-def _values(verdict: Diagnosis) -> Values:
-    of_verdict = {"evidence": verdict.evidence, "advice": verdict.advice, "seen": "inside"}
-    return verdict.to_dict() | of_verdict
-
-
 def values_inside(found: ScriptVerdict, headroom: bool) -> Values:
     """Return what `--json` says of a script whose steps were seen; `headroom`: it was asked for."""
     run = found.run
     verdict = found.ranks.verdict
-    values = _values(verdict) | {
+    values = verdict.to_dict() | {
+        "evidence": verdict.evidence,
+        "advice": verdict.advice,
+        "seen": "inside",
         "confidence": next((word for least, word in SURE if verdict.confidence >= least), "none"),
         "record": str(run.path),
         "lines": [line.to_dict() for line in lines_of(run).lines[:MOST_LINES]],

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pandas
-from matplotlib.figure import Figure
 
 from labkit.results.workers import MAIN, LoaderWorkers
 from labkit.view.primitives import Lane, draw_lanes, patches
-from labkit.view.style import BLUE, BOLD, COMPUTE, PLAIN, SKY, WAIT, legend_above, our_style, page
+from labkit.view.style import (
+    BLUE,
+    BOLD,
+    COMPUTE,
+    PLAIN,
+    SKY,
+    WAIT,
+    Picture,
+    legend_above,
+    our_style,
+    page,
+)
 
 LEGEND = (
     ("the loop waits", WAIT),
@@ -23,7 +33,7 @@ SHOWN_S = 3.0
 
 
 @our_style
-def draw_workers(workers: LoaderWorkers) -> Figure:
+def draw_workers(workers: LoaderWorkers) -> Picture:
     """Draw a few seconds of the loop and of each worker, in the middle of what was recorded."""
     batches = workers.batches
     if not len(batches):

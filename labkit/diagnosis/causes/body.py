@@ -7,13 +7,12 @@ from functools import partial
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.cause import WARNING, asked, cause
+from labkit.diagnosis.cause import WARNING, cause
 from labkit.diagnosis.causes.copies import lost_in_body, sampled_by
 from labkit.diagnosis.causes.script import beside_training
-from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import Finding, Measured, Remedy, bound, gain_without
+from labkit.diagnosis.evidence import Evidence, asked
+from labkit.diagnosis.findings import Finding, Measured, Remedy, bound, explains, gain_without
 from labkit.diagnosis.hot_lines import Line, Lines
-from labkit.diagnosis.symptoms import explains
 from labkit.diagnosis.watched_loop import Drift
 
 

@@ -15,10 +15,10 @@ from labkit.diagnosis.findings import (
     Finding,
     Measured,
     Remedy,
+    explains,
     gain_without,
     remedy,
 )
-from labkit.diagnosis.symptoms import explains
 from labkit.text import percent
 
 COMPARE = "losses within 16-bit rounding, and the metric"

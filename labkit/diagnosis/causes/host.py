@@ -7,8 +7,7 @@ import re
 from labkit.diagnosis.cause import cause
 from labkit.diagnosis.causes.launches import FEWER_LAUNCHES
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import LESS_WAITING, Finding, Measured, Remedy
-from labkit.diagnosis.symptoms import explains
+from labkit.diagnosis.findings import LESS_WAITING, Finding, Measured, Remedy, explains
 
 # What prepares data, by the name of a Python function, its file or an annotation
 PREPARES = re.compile(

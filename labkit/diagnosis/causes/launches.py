@@ -13,9 +13,9 @@ from labkit.diagnosis.findings import (
     Finding,
     Measured,
     Remedy,
+    explains,
     remedy,
 )
-from labkit.diagnosis.symptoms import explains
 from labkit.diagnosis.watched_loop import HOST_ALONE
 from labkit.diagnosis.witnesses import deciding
 from labkit.spec import KNOBS

@@ -8,10 +8,9 @@ from dataclasses import replace
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import LATE, cause, found
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
-from labkit.diagnosis.findings import LESS_WAITING, Finding, Measured, Remedy, remedy
+from labkit.diagnosis.findings import LESS_WAITING, Finding, Measured, Remedy, explains, remedy
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.known_calls import known_call, remedy_of
-from labkit.diagnosis.symptoms import explains
 from labkit.knobs import Setting, as_typed
 from labkit.prediction.prediction import LEAST_MAX_WORKERS
 from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS

@@ -28,11 +28,11 @@ from labkit.diagnosis.findings import (
     Finding,
     Measured,
     Remedy,
+    explains,
     gain_without,
 )
 from labkit.diagnosis.hot_lines import COLLATE, Line
 from labkit.diagnosis.known_calls import known_call
-from labkit.diagnosis.symptoms import explains
 from labkit.text import counted
 
 TIMED = "timed in the workers"
@@ -213,7 +213,7 @@ def _slow_code(evidence: Evidence, phase: str) -> Finding | None:
     settings = SETTINGS
     if is_in_loop:
         where += ", in the loop's own process"
-        workers = evidence.known("num_workers") or 0
+        workers = evidence.worker_count
         where += f" while its {counted(workers, 'worker')} can do nothing," if workers else ","
         # No number of workers makes a sampler quicker, nor what a loop with workers does by itself
         settings = () if workers else SETTINGS
