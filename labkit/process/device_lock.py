@@ -20,7 +20,7 @@ class DeviceBusy(RuntimeError):
     """Another run has the device."""
 
 
-def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> None:
+def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> int:
     """Take the lock of a GPU's UUID, or "cpu", for as long as any process of the run lives.
 
     One run of a user's per device at a time: two at once would measure each other. Several hosts
@@ -47,6 +47,7 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
     os.ftruncate(fd, 0)
     os.lseek(fd, 0, os.SEEK_SET)
     os.write(fd, holder.encode())
+    return fd
 
 
 def any_held(folder: Path) -> bool:
