@@ -65,15 +65,20 @@ class Bench:
         times = self._in_turn({"": work}, seconds, rounds=1)[""]
         return self._add(times, flops=flops, bytes=bytes)
 
-    def compare(self, **ways: Work) -> dict[str, float]:
+    def compare(
+        self, *, flops: float | None = None, bytes: float | None = None, **ways: Work
+    ) -> dict[str, float]:
         """Time several ways to do the same in turn, a row each, and return their medians (s).
 
         What slows the machine for a while slows them all: ratios are firmer than those of one
         after the other. The column `way` holds the name of each. Where times vary by more than
-        10 %, further rounds follow for up to 2 s.
+        10 %, further rounds follow for up to 2 s. `flops` and `bytes` are those of each.
         """
         times = self._in_turn(ways, 0.0, QUICK_ROUNDS if quick_run() else ROUNDS)
-        return {name: self._add(each, values={"way": name}) for name, each in times.items()}
+        counts = {"flops": flops, "bytes": bytes}
+        return {
+            name: self._add(each, values={"way": name}, **counts) for name, each in times.items()
+        }
 
     def skip(self, why: str) -> None:
         """End this row, which cannot be measured here: `bench.skip("needs CUDA")`."""

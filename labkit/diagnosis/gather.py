@@ -29,6 +29,7 @@ from labkit.results.readings import readings
 from labkit.results.run_data import RunData
 from labkit.stamps.event_shapes import fields_in
 from labkit.stamps.record import Event
+from labkit.text import counted
 from labkit.traces.read import xray_of
 
 MODELS_WORK = {"forward", "backward", "optimizer"}  # parts of a loop's body
@@ -52,7 +53,7 @@ def known_of(run: RunData, wait: np.ndarray, ranks_cores: float) -> Evidence:
     spare = (run.event("spare_card") if run.watched and has_model else None) or {}
     return Evidence(
         kind=machine.kind,
-        inside=f"x-ray of {xray.steps:g} steps" if xray else "x-ray",
+        inside=f"x-ray of {counted(round(xray.steps), 'step')}" if xray else "x-ray",
         stall_share=_stall_share(wait),
         padding_share=run.padding,
         launches_only=run.launches_only,

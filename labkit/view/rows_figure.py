@@ -155,13 +155,14 @@ def _labels(drawn: pandas.DataFrame, origins: list[str], otherwise: str) -> list
 
 
 def _origins_of(table: Rows, x: str, by: str | None) -> list[str]:
-    """Say of each row who measured it, if others did: "A40, published by OWNER/REPOSITORY"."""
+    """Say of each row where it was measured, by others too: "A40, published by OWNER/REPO"."""
     frame = frame_of(table)
-    if "source" not in frame:
-        return [getattr(table, "mark", "") or ""] * len(frame)
-    origins = "published by " + frame["source"].replace(GITHUB, r"\1", regex=True)
+    origins = [getattr(table, "mark", "") or ""] * len(frame)
+    if "source" in frame:
+        origins = "published by " + frame["source"].replace(GITHUB, r"\1", regex=True)
     if "card" in frame and "card" not in (x, by):
-        origins = frame["card"] + ", " + origins
+        both = zip(frame["card"], origins, strict=True)
+        origins = [", ".join(filter(None, each)) for each in both]
     return list(origins)
 
 

@@ -29,7 +29,7 @@ from labkit.view.style import (
 )
 
 RATE = "samples_per_s"
-RANK_PX = 60  # height of a rank
+ROW_IN = 0.35  # of a rank
 RANK_PARTS = {  # part of RankTimes: (name, colour), as stacked
     "wait": ("waiting for data", WAIT),
     "compute": ("compute", COMPUTE),
@@ -125,7 +125,7 @@ def draw_ranks(ranks: RanksData, bottleneck: str) -> Figure:
     starved = [f"rank {rank}: {as_typed(knobs)}" for rank, knobs in ranks.starve.items()]
     texts = [delays_of([ranks]), *starved, knobs]
     header = [*header_of(title, texts, [ranks]), *doubts(ranks)]
-    figure, [shares] = page(header, [1], RANK_PX * (1 + len(times.ranks)))
+    figure, [shares] = page(header, [1 + ROW_IN * len(times.ranks)])
     rows = {}
     for row, rank in enumerate(times.ranks):
         rows[f"rank {rank}"] = {part: float(getattr(times, part)[row]) for part in RANK_PARTS}
