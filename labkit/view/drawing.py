@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from labkit.api import Measurements
 from labkit.bench.grid import TIMED
+from labkit.results.measurements import MeasurementsData
 
 if TYPE_CHECKING:
     import pandas
@@ -29,8 +30,9 @@ class Drawing:
     beside: Rows | None = None
     log: str | None = None
 
-    def figure(self, rows: Measurements) -> Picture | None:
-        """Draw the rows; None without an x or a y."""
+    def figure(self, measured: Measurements) -> Picture | None:
+        """Draw the rows that are there by now; None without an x or a y."""
+        rows = measured.data
         axes = self.axes(rows.rows)
         if axes is None:
             return None
@@ -50,7 +52,7 @@ class Drawing:
             return None
         return x, y, by if by in rows else None
 
-    def title_of(self, measured: Measurements) -> str:
+    def title_of(self, measured: MeasurementsData) -> str:
         """Return the title; of a function that fails on rows that it does not know, none.
 
         What it raises is told once all rows are there, to whoever writes it.

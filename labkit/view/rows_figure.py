@@ -9,6 +9,7 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
+from labkit.api import Measurements
 from labkit.bench.grid import NOISY
 from labkit.results.measurements import UNITS, MeasurementsData, short
 from labkit.view.primitives import name_rows, write_beside
@@ -69,6 +70,7 @@ def plot(
     """
     if log not in LOGS:
         raise ValueError(f"log={log!r} is not allowed: use 'x', 'y', 'xy', '' or None.")
+    rows, beside = as_of_now(rows), None if beside is None else as_of_now(beside)
     drawn = tidied(rows, x, y, by, beside)
     notes = [*dict.fromkeys(_origins_of(rows, x, by)), *_notes_of(drawn, y)]
     header = [(title, BOLD), *((note, GREY) for note in notes)]
@@ -76,6 +78,11 @@ def plot(
     draw_rows(axes, drawn, x, y, log)
     legend_above(axes)
     return figure
+
+
+def as_of_now(table: Rows) -> Rows:
+    """Return a table that stays as it is while it is drawn: of one that grows, what is there."""
+    return table.data if isinstance(table, Measurements) else table
 
 
 def frame_of(table: Rows) -> pandas.DataFrame:
