@@ -137,7 +137,7 @@ def test_no_helper_of_an_empty_environment_outlives_a_supervisor_that_is_killed(
         os.kill(pid, signal.SIGKILL)
     run.wait()
     assert "supervisor was killed" in run.error
-    assert not family.is_alive(helper) and other.poll() is None
+    assert not family.exists(helper) and other.poll() is None
     other.kill()
     assert [step["i"] for step in steps_in(run.path)] == list(range(run.steps))
     no_tools_in(run.path)

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from labkit.stamps.folder_rights import own_folder, private, text_of
-from labkit.stamps.locks import is_locked, try_lock
+from labkit.stamps.folder_rights import is_locked, own_folder, private, text_of, try_lock
 
 PATIENCE_S = 20.0  # how long a run waits for another one's device before it gives up
 LONGEST_HOLDER = 300  # characters that are read of who has a device

@@ -7,7 +7,6 @@ import ctypes
 import os
 import platform
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -15,9 +14,6 @@ from typing import Any
 
 # Whether the system tells of its processes in /proc, and has pidfds. Elsewhere psutil is asked
 LINUX = sys.platform == "linux" and hasattr(os, "pidfd_open")
-# Windows' counterpart of `start_new_session`: a Ctrl-C in the terminal is the kernel's alone
-OWN_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 MARK = "LABKIT_RUN"  # in the environment of a run's processes: the run's folder
 # They clean up after the others and leave by themselves when the last one is gone (Linux)
@@ -45,11 +41,6 @@ def descendants(root: int) -> list[int]:
         parents = [pid for parent in parents for pid in children.get(parent, [])]
         found += parents
     return found
-
-
-def is_alive(pid: int) -> bool:
-    """Whether Linux has a process `pid` that is no zombie."""
-    return _state_and_parent(pid)[0] != b"Z"
 
 
 def _state_and_parent(pid: int | str) -> tuple[bytes, int]:
@@ -138,9 +129,9 @@ def exit_name(code: Any) -> str:
 
 
 def exists(pid: int) -> bool:
-    """Whether there is a process `pid`."""
+    """Whether there is a process `pid`, and on Linux one that is no zombie."""
     if LINUX:
-        return os.path.exists(f"/proc/{pid}")
+        return _state_and_parent(pid)[0] != b"Z"
     import psutil
 
     return psutil.pid_exists(pid)

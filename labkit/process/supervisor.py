@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from labkit.process import family, guard, leftovers
+from labkit.process.leftovers import delete_run
 from labkit.process.output import Output
-from labkit.process.run_mark import delete_run
 from labkit.stamps.events import SPEC_NAME, EventLog, private
 from labkit.stamps.step_ring import DRAIN_S, Drain
 
@@ -76,8 +76,6 @@ class Supervisor:
             why = UNGUARDED
         how = {"stop": None, "why": why} if why else {"stop": self.cause}
         log.write("end", **how, code=self.code)
-        if not family.LINUX:
-            self.lock.close()  # Windows removes no open file
         leftovers.remove_tools(self.folder)
         if not log.flush():
             sys.exit(f"labkit: the event log could not be written: {log.error}")
@@ -96,7 +94,7 @@ class Supervisor:
         self.kill_at = time.monotonic() + (GRACE_WITHOUT_KERNEL_S if cause == GONE else GRACE_S)
         if self.bench and self.code is None:
             with contextlib.suppress(OSError):
-                os.kill(self.bench.pid, getattr(signal, "CTRL_BREAK_EVENT", signal.SIGINT))
+                os.kill(self.bench.pid, signal.SIGINT)
 
     def _start_all(self) -> str | None:
         """Start bench and telemetry; return why that cannot be done, if it cannot."""
@@ -129,7 +127,6 @@ class Supervisor:
             env=env,
             cwd=self.folder,
             start_new_session=True,
-            creationflags=family.OWN_GROUP,
         )
         self.children.append(child)
         if child.stdin is not None:
