@@ -37,8 +37,7 @@ def played():
         process = Mock(alive=lambda: bool(left), stop=stop)
         tail = Mock(read=lambda: [left.pop(0)] if left else [])
         run = Run(path, process=process)
-        run._reader.recorded = True
-        run._reader._tails = {None: tail}
+        run._tails = {None: tail}
         return run
 
     shown.launch = launch

@@ -42,10 +42,8 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
         time.sleep(0.05)
     pid = os.getpid()
     since = time.strftime("since %H:%M:%S")
-    holder = f"run {run} (process {pid} on {platform.node()}, {since})\nkill {pid}"
     os.ftruncate(fd, 0)
-    os.lseek(fd, 0, os.SEEK_SET)
-    os.write(fd, holder.encode())
+    os.write(fd, f"run {run} (process {pid} on {platform.node()}, {since})\nkill {pid}".encode())
     return fd
 
 

@@ -71,7 +71,7 @@ def end_marked(folder: str | os.PathLike, sessions: Collection[int]) -> None:
     import psutil
 
     def started() -> list[int]:
-        found = psutil.process_iter(["pid", "cmdline", "environ"])
+        found = psutil.process_iter(["cmdline", "environ"])
         living = {each.pid: each.info for each in found if each.info["cmdline"]}  # none: it ends
         left_over = set(sessions) - living.keys()
         return [

@@ -193,7 +193,6 @@ class Supervisor:
                 child.wait(1)
         if self.bench and self.code is None:
             self.code = self.bench.returncode
-        leftovers.remove_segments(leftovers.logged_pids(self.folder, "workers"))
         for reader, output in zip(self.readers, self.outputs, strict=True):
             reader.join(1)
             output.finish()

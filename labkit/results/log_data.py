@@ -74,7 +74,7 @@ class LogData:
         self,
         path: Path,
         events: Events,
-        of_ranks: Mapping[int, Events] | None = None,
+        of_ranks: Mapping[Any, Events] | None = None,
         *,
         recorded: bool = False,
         alive: bool = False,

@@ -55,14 +55,11 @@ class LiveResult(Generic[Data]):
         self.recorded = recorded
         self._process = process
         self._reading = threading.Lock()  # a panel stops its run in another thread
-        self._events = Events()
-        self._of_ranks: dict[int, Events] = {}
-        self._tails: dict[int | None, Tail] = {}  # by rank; None is the run's own
+        self._events: dict[int | None, Events] = {None: Events()}  # by rank; None: the run's own
+        self._tails: dict[int | None, Tail] = {None: Tail(self.path / FILE_NAME)}
         self._then: Data | None = None  # the last snapshot
         if recorded:
             self._take_in(events_of(path))
-        else:
-            self._tails[None] = Tail(self.path / FILE_NAME)
 
     @property
     def data(self) -> Data:
@@ -72,32 +69,29 @@ class LiveResult(Generic[Data]):
             if then is not None and (self.recorded or (not then.alive and then.event("end"))):
                 return then  # nothing will follow
             alive = self._process is not None and self._process.alive()
-            if self._follow() or then is None or alive != then.alive:
-                events = self._events.as_of_now()
-                ranks = {rank: self._of_ranks[rank].as_of_now() for rank in sorted(self._of_ranks)}
-                then = self.KIND(self.path, events, ranks, recorded=self.recorded, alive=alive)
+            is_new = not self.recorded and self._follow()
+            if is_new or then is None or alive != then.alive:
+                ranks = {rank: events.as_of_now() for rank, events in self._events.items()}
+                own = ranks.pop(None)
+                then = self.KIND(self.path, own, ranks, recorded=self.recorded, alive=alive)
                 self._then = then
             return then
 
     def _follow(self) -> bool:
         """Take in what has been written since; return whether there was anything."""
-        if self._tails and self.path.is_dir():
-            for rank in range((self._events.last.get("spec") or {}).get("ranks") or 0):
-                log = self.path / f"rank{rank}" / FILE_NAME
-                self._tails.setdefault(rank, Tail(log))
-        news = [(rank, tail.read()) for rank, tail in self._tails.items()]
-        for rank, events in news:
-            self._take_in(
-                events if rank is None else ({**each, "of_rank": rank} for each in events)
-            )
-        return any(events for _, events in news)
+        spec = self._events[None].last.get("spec") or {}
+        for rank in range(spec.get("ranks") or 0):
+            self._tails.setdefault(rank, Tail(self.path / f"rank{rank}" / FILE_NAME))
+        counts = [self._take_in(tail.read(), rank) for rank, tail in self._tails.items()]
+        return any(counts)
 
-    def _take_in(self, events: Iterable[Event]) -> None:
-        """Take in events, each where it belongs."""
+    def _take_in(self, events: Iterable[Event], rank: int | None = None) -> int:
+        """Take in events, each where it belongs; return how many there were."""
+        count = 0
         for event in events:
-            rank = event.get("of_rank")
-            whose = self._events if rank is None else self._of_ranks.setdefault(rank, Events())
-            whose.take_in(event)
+            self._events.setdefault(event.get("of_rank", rank), Events()).take_in(event)
+            count += 1
+        return count
 
     def wait(self, each: Callable[[Self], object] | None = None) -> Self:
         """Block until the run has ended, calling `each(run)` as it grows. An interrupt stops it.

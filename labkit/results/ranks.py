@@ -35,7 +35,9 @@ class RanksData(LogData):
     @cached_property
     def runs(self) -> dict[int, RunData]:
         """What every rank's own log says, by its number."""
-        return {number: self._rank(number, events) for number, events in self.of_ranks.items()}
+        return {
+            number: self._rank(number, self.of_ranks[number]) for number in sorted(self.of_ranks)
+        }
 
     def _rank(self, number: int, events: Events) -> RunData:
         """Return what a rank's own log says; of one that could not say it, how it ended."""

@@ -33,16 +33,17 @@ def is_ours(folder: str | os.PathLike) -> bool:
     with contextlib.suppress(OSError):
         found = os.lstat(folder)
         is_open = hasattr(os, "getuid") and found.st_mode & OTHERS_WRITE
-        return stat.S_ISDIR(found.st_mode) and _is_owned(found) and not is_open
+        return stat.S_ISDIR(found.st_mode) and is_owned(found) and not is_open
     return False
 
 
 def is_own_file(found: os.stat_result) -> bool:
     """Whether it is a plain file of this user's that has no second name, which may be a trap."""
-    return stat.S_ISREG(found.st_mode) and _is_owned(found) and found.st_nlink <= 1
+    return stat.S_ISREG(found.st_mode) and is_owned(found) and found.st_nlink <= 1
 
 
-def _is_owned(found: os.stat_result) -> bool:
+def is_owned(found: os.stat_result) -> bool:
+    """Whether a file or a folder is this user's."""
     return not hasattr(os, "getuid") or found.st_uid == os.getuid()
 
 

@@ -40,26 +40,20 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def unpacked(path: str | os.PathLike[str], most: int, ratio: int = MAX_RATIO) -> io.BufferedReader:
-    """Open a plain file to read what it holds now, unpacked, which is at most `most` bytes.
-
-    Nor may it be more than `ratio` times the size of the file.
-    """
+def unpacked(path: str | os.PathLike[str], most: int) -> io.BufferedReader:
+    """Open a plain file to read what it holds now, unpacked, which is at most `most` bytes."""
     file = opened(path)
-    return io.BufferedReader(Unpacked(file, os.fstat(file.fileno()).st_size, most, ratio), PIECE)
+    return io.BufferedReader(Unpacked(file, os.fstat(file.fileno()).st_size, most), PIECE)
 
 
 class Unpacked(io.RawIOBase):
     """The next `size` bytes of a stream, unpacked where they are gzip; at most `most` of them."""
 
-    def __init__(
-        self, stream: io.BufferedReader, size: int, most: int, ratio: int = MAX_RATIO
-    ) -> None:
+    def __init__(self, stream: io.BufferedReader, size: int, most: int):
         """Read `stream` from where it is; it is closed with this."""
         self._stream = stream
         self._left = size
         self._most = most
-        self._ratio = ratio
         self._read = self._given = 0  # bytes
         self._is_packed = size > len(GZIP) and stream.peek(len(GZIP)).startswith(GZIP)
         self._inflate = zlib.decompressobj(WITH_GZIP_HEADER)
@@ -104,8 +98,8 @@ class Unpacked(io.RawIOBase):
         self._given += len(piece)
         if self._given > self._most:
             raise self._too_large()
-        if self._given > self._ratio * self._read:
-            raise Unreadable(f"it unpacks to more than {self._ratio} times its size")
+        if self._given > MAX_RATIO * self._read:
+            raise Unreadable(f"it unpacks to more than {MAX_RATIO} times its size")
         if inflate.eof and (inflate.unused_data + self._stored(1)).strip(b"\0"):
             raise Unreadable("it is several gzip files in one")
         return piece

@@ -24,9 +24,7 @@ Event = dict[str, Any]
 
 # Bounds on a record. `MAX_BYTES` are of its text, unpacked: about 15 million steps
 MAX_BYTES = 2 * 2**30
-MAX_RATIO = 50  # times its size: the numbers of a real one pack to a fifth
 MAX_LINE = 2**20
-MAX_PARTS = 50_000  # lists and objects in an event, each of which takes 60 bytes or more
 LEAST_VALUES = 16  # that a line counts for
 MAX_VALUES = 200_000 * LEAST_VALUES  # in lines that are not steps: twice the longest watched loop's
 LONG = 2**14  # bytes of a line in which a text may be too long
@@ -124,7 +122,7 @@ def _check_spec(event: Event | None) -> None:
 
 def opened_record(path: str | os.PathLike[str]) -> BufferedReader:
     """Open a record, a folder or a file, to read its text, unpacked."""
-    return unpacked(record_file(path), MAX_BYTES, MAX_RATIO)
+    return unpacked(record_file(path), MAX_BYTES)
 
 
 def record_file(path: str | os.PathLike[str]) -> Path:
@@ -139,22 +137,21 @@ def event_on(line: bytes) -> Event | None:
     """
     if len(line) > MAX_LINE:
         raise NoEvent(f"a line is longer than {MAX_LINE // 2**10} KiB")
-    event: Any = None
-    if line.count(b"[") + line.count(b"{") <= MAX_PARTS:
-        try:
-            event = STRICT.decode(line.decode())
-        except (ValueError, RecursionError):
-            torn = line.rfind(HEAD)  # within a JSON text its quotes would be escaped
-            if torn > 0:
-                return event_on(line[torn:])
-            if torn == 0 or not line.strip():
-                return None
+    try:
+        event = STRICT.decode(line.decode())
+    except (ValueError, RecursionError):
+        torn = line.rfind(HEAD)  # within a JSON text its quotes would be escaped
+        if torn > 0:
+            return event_on(line[torn:])
+        event = None
+        if torn == 0 or not line.strip():
+            return None
     if not is_sound(event):
         raise NoEvent("not an event of a labkit record")
     return _as_text(event) if len(line) > LONG or MAY_STEER.search(line) else event
 
 
-def _as_text(event: Event) -> Event:
+def _as_text(event: Any) -> Event:
     """Return an event whose texts, which are anybody's, are parts of one line, but for a few."""
     texts = with_texts(event, one_line, one_line)
     for key in OF_LINES:
