@@ -15,6 +15,7 @@ from typing import Any
 # Whether the system tells of its processes in /proc, and has pidfds. Elsewhere psutil is asked
 LINUX = sys.platform == "linux" and hasattr(os, "pidfd_open")
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
+PR_SET_CHILD_SUBREAPER = 36
 MARK = "LABKIT_RUN"  # in the environment of a run's processes: the run's folder
 # They clean up after the others and leave by themselves when the last one is gone (Linux)
 CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
@@ -143,3 +144,43 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
+
+
+# Of a supervisor and the process above it, each ends the run if the other is killed. Linux gives
+# the children of a process that dies to the nearest "subreaper" above it, whatever their session,
+# environment or open files. So whatever a run has started is found below the one that is left.
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose parent dies, double forks included."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def go_on_guarded() -> None:
+    """Return in a child of this process only; this one waits for it, and ends as it does.
+
+    The child has a SIGHUP when this one is killed.
+    """
+    adopt_orphans()
+    guard = os.getpid()
+    supervisor = os.fork()
+    if supervisor:
+        _wait_for(supervisor)
+    os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
+    if os.getppid() != guard:
+        os._exit(1)
+
+
+def _wait_for(supervisor: int) -> None:
+    """Pass on a request to stop; if the supervisor is killed, end what it leaves. Never returns."""
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(supervisor, signal.SIGTERM))
+    code = os.waitstatus_to_exitcode(os.waitpid(supervisor, 0)[1])
+    if code:  # else what it has started since the run's end may stay
+        end_all(os.getpid(), set())
+    if code < 0:
+        with contextlib.suppress(OSError):  # SIGKILL takes no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)

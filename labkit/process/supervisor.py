@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from labkit.process import family, guard, leftovers
+from labkit.process import family, leftovers
 from labkit.process.leftovers import delete_run
 from labkit.process.output import Output
 from labkit.stamps.events import SPEC_NAME, EventLog, private
@@ -206,7 +206,7 @@ class LinuxSupervisor(Supervisor):
         self.selector = selectors.DefaultSelector()
         self.family: set[int] = set()
         signal.signal(signal.SIGHUP, lambda *_: self.stop(UNGUARDED))
-        guard.adopt_orphans()
+        family.adopt_orphans()
 
     def _popen(
         self, argv: list[str], out: int | BinaryIO, env: dict | None, stdin: int
@@ -272,5 +272,5 @@ def main(folder: str) -> None:
     if not family.LINUX:
         Supervisor(folder).run()
         return
-    guard.go_on_guarded()
+    family.go_on_guarded()
     LinuxSupervisor(folder).run()
