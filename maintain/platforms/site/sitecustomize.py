@@ -13,8 +13,7 @@ import sys
 
 METHOD = os.environ.get("LABKIT_START_METHOD")
 LACKING = {
-    os: "fork forkpty pwrite killpg getpgid setsid pidfd_open sched_getaffinity getuid "
-    "set_blocking mkfifo",
+    os: "fork forkpty pwrite killpg getpgid setsid pidfd_open sched_getaffinity getuid mkfifo",
     signal: "SIGKILL",
 }
 
