@@ -201,7 +201,7 @@ class LinuxSupervisor(Supervisor):
         super().__init__(folder)
         self.selector = selectors.DefaultSelector()
         self.family: set[int] = set()
-        signal.signal(signal.SIGHUP, lambda *_: self.stop(UNGUARDED))
+        signal.signal(signal.SIGHUP, lambda *_: self._lose_guard())
         family.adopt_orphans()
 
     def _popen(
@@ -217,6 +217,10 @@ class LinuxSupervisor(Supervisor):
     def _follow_kernel(self) -> None:
         self._watch(sys.stdin.fileno(), self._listen)
         self._watch_pid(self.plan["kernel_pid"], lambda: self.stop(GONE))
+
+    def _lose_guard(self) -> None:
+        """End the run; where kernel and guard were killed together, it ends for the kernel."""
+        self.stop(UNGUARDED if family.exists(self.plan["kernel_pid"]) else GONE)
 
     def _listen(self) -> None:
         data = os.read(sys.stdin.fileno(), 4096)
