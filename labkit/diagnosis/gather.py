@@ -65,7 +65,7 @@ def known_of(run: RunData, wait: np.ndarray, ranks_cores: float) -> Evidence:
         flop_per_byte=run.mbu and work["flops"] / max(work["bytes"], 1),
         xray=xray,
         kernels=kernels_of(xray_of(run)) if is_gpu else None,
-        lines=lines_of(run) if run.samples_of_lines else None,
+        lines=lines_of(run) if any(run.packed("lines")) else None,
         loop=loop,
         body=body,
         workers=worker_evidence(run),

@@ -100,7 +100,7 @@ class Lines(Result):
 
     def __init__(self, run: RunData):
         """Join the samples of `run` with its steps, warm-up excluded."""
-        self.places, samples = _read(run.samples_of_lines)
+        self.places, samples = _read(run.packed("lines"))
         pid, ended_ns, weight_ns, place = samples.T
         stamps = run.stamps if run.steps else np.zeros((1, 6))
         moment = run.seconds(ended_ns)

@@ -191,7 +191,7 @@ def _batches_of(run: RunData) -> pandas.DataFrame:
     """
     import pandas
 
-    rows = [row for event in run.item_events for row in event["rows"] if _is_sound(row)]
+    rows = [row for event in run.packed("items") for row in event["rows"] if _is_sound(row)]
     if not rows:
         raise CannotPredict("its items were not timed (no stream's are): run it again")
     table = pandas.DataFrame(rows, columns=ItemTimes._fields).sort_values("start_ns", kind="stable")
