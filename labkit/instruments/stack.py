@@ -15,7 +15,6 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType
 from typing import NamedTuple, TypeAlias
 
@@ -97,11 +96,6 @@ def is_users(file: str) -> bool:
     return not file.startswith(UNWRITTEN) and not any(folder in file for folder in LIBRARIES)
 
 
-def is_ours(file: str) -> bool:
-    """Return whether a file is of labkit, and stands for no user's: its time is our own cost."""
-    return file.startswith(HOME) and file not in STAND_FOR_USERS
-
-
 def top_frame(thread: int) -> FrameType | None:
     """Return the innermost frame that another thread is in; None where it has ended.
 
@@ -109,13 +103,10 @@ def top_frame(thread: int) -> FrameType | None:
     collect garbage, whose finalizers may let the thread go on and drop that very frame: then the
     process crashes. So all frames of the stack are made here, and nothing is collected meanwhile.
     """
-    if sys.version_info[:2] != (3, 11):
-        return sys._current_frames().get(thread)
     collects = gc.isenabled()
     gc.disable()
     try:
-        top = sys._current_frames().get(thread)
-        frame = top
+        top = frame = sys._current_frames().get(thread)
         while frame is not None:
             frame = frame.f_back
     finally:
@@ -189,17 +180,12 @@ def module_of_frame(frame: FrameType) -> str:
     return name if isinstance(name, str) else ""
 
 
-def line_of(frame: FrameType) -> int:
-    """Return the line of a frame; at a loop's jump back, which may have none, of its function."""
-    return frame.f_lineno or frame.f_code.co_firstlineno
-
-
 def text_of(frame: FrameType) -> str:
     """Return the line that a frame is at, as its source has it; "" where that is not here.
 
     The texts in it are left out: one of them may be a password. So is a line in one of many lines.
     """
-    *before, line = linecache.getlines(frame.f_code.co_filename)[: line_of(frame)] or [""]
+    *before, line = linecache.getlines(frame.f_code.co_filename)[: frame.f_lineno] or [""]
     if any("".join(before).count(mark) % 2 or line.count(mark) % 2 for mark in TEXT_MARKS):
         return ""
     return without_literals(" ".join(line.split()))[:LONGEST_LINE]
@@ -221,24 +207,19 @@ def kind_of(module: str) -> str:
     return KIND_OF.get(module, "")
 
 
-def kind_of_calls(frames: Iterable[FrameType]) -> str:
+def kind_of_calls(frames: list[FrameType]) -> str:
     """Return the kind of work of library frames, the deepest first: what is called first tells.
 
     A generator, as `tqdm(loader)`, only hands on. Where no module tells, the deepest line may: a
     package sends a batch to a GPU.
     """
-    deepest = None
-    kinds: list[str] = []
-    for frame in frames:
-        deepest = deepest or frame
+    for frame in reversed(frames):
         module = module_of_frame(frame)
         called = OF_TORCH.get(f".{frame.f_code.co_name}") if module.startswith("torch.") else None
         kind = called or kind_of(module)
-        if kind and not (kinds and frame.f_code.co_flags & inspect.CO_GENERATOR):
-            kinds.append(kind)
-    if kinds or deepest is None:
-        return kinds[-1] if kinds else ""
-    return kind_of_line(deepest)
+        if kind and not frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return kind
+    return kind_of_line(frames[0]) if frames else ""
 
 
 def kind_of_line(frame: FrameType) -> str:
@@ -248,28 +229,17 @@ def kind_of_line(frame: FrameType) -> str:
     whether the line names a tensor or a model.
     """
     text = text_of(frame)
-    kinds = OF_PYTHON
-    other = "python"
-    if any(map(_is_torchs, _values_in(text, frame))):
-        kinds = OF_PYTHON | OF_TORCH
-        other = "torch"
-    return next(filter(None, map(kinds.get, CALLED.findall(text))), other)
-
-
-def _is_torchs(value: object) -> bool:
-    if is_a(value, "torch", "Tensor") or is_a(value, "torch.nn", "Module"):
-        return True
-    return value is sys.modules.get("torch", sys)
-
-
-def _values_in(text: str, frame: FrameType) -> Iterator[object]:
-    """Yield the variables that a line names, and what they hold under the name behind the dot."""
     names = frame.f_globals | locals_of(frame)
+    is_torchs = False
     for path in PATH.findall(text):
         name, _, attribute = path.partition(".")
         value = names.get(name)
-        yield value
-        yield held(value).get(attribute)
+        for each in (value, held(value).get(attribute)):
+            is_torchs |= each is sys.modules.get("torch", sys)
+            is_torchs |= is_a(each, "torch", "Tensor") or is_a(each, "torch.nn", "Module")
+    kinds = OF_PYTHON | OF_TORCH if is_torchs else OF_PYTHON
+    known = filter(None, map(kinds.get, CALLED.findall(text)))
+    return next(known, "torch" if is_torchs else "python")
 
 
 # -- places ----------------------------------------------------------------------------------------
@@ -282,7 +252,6 @@ class Places:
         self.loop: CodeType | None = None  # what iterates the loader: no deeper goes the stack
         self.framed = False  # a package does, which the user's code called
         self.numbers: dict[tuple[object, ...], int] = {}  # {what a stack was: its place's number}
-        self.met: set[CodeType] = set()  # and its code
         self.fresh: dict[int, Place] = {}  # places that were not written yet
 
     def begin(self, frame: FrameType) -> None:
@@ -297,21 +266,13 @@ class Places:
         while loop is not None and loop.f_code is not self.loop:
             frames.append(loop)
             loop = loop.f_back
-        around = frames if loop is None else [*frames, loop]
-        own = next(filter(_is_users, around), None)
-        key: list[object] = [loop and loop.f_lineno]
-        for frame in around:
-            key += (id(frame.f_code), frame.f_lasti)  # to hash a code object takes microseconds
-            if frame is own:
-                break
-        place = tuple(key)
-        number = self.numbers.get(place)
-        if number is None:
-            number = len(self.numbers)
-            self.numbers[place] = number
-            self.met.update(frame.f_code for frame in frames)  # lest another gets its id
-            self.fresh[number] = self._place_of(top, frames, loop, own)
-        return number
+        own = next(filter(_is_users, frames), loop)
+        ends = [each and (each.f_code, each.f_lasti) for each in (top, own)]
+        key = (*ends, loop and loop.f_lineno)
+        if key not in self.numbers:
+            self.numbers[key] = len(self.numbers)
+            self.fresh[self.numbers[key]] = self._place_of(top, frames, loop, own)
+        return self.numbers[key]
 
     def _place_of(
         self,
@@ -322,20 +283,24 @@ class Places:
     ) -> Place:
         """Return the place of a stack: in the user's own code, else in a package's."""
         within, called = _loaders_work(frames)
-        library = list(itertools.takewhile(lambda frame: frame is not own, called))
-        kind = kind_of_line(top) if own is top else kind_of_calls(library)
+        if top.f_code.co_filename.startswith(HOME) and not _is_users(top):
+            # A process is often put off its core in the system calls of what records it
+            kind = "labkit"
+        elif own is top:
+            kind = kind_of_line(top)
+        else:
+            kind = kind_of_calls(called[: called.index(own)] if own in called else called)
         shown = own
         if shown is None or (shown is loop and (within or self.framed)):
             shown = _in_package(called) or top
         site = None
         if loop is not None and loop.f_lineno and not self.framed:
             site = (loop.f_code.co_filename, loop.f_lineno, name_of(loop.f_code))
-        # A process is often put off its core in the system calls of what records it
         return Place(
-            kind="labkit" if is_ours(top.f_code.co_filename) else kind or "loader",
+            kind=kind or "loader",
             within=within,
             file=shown.f_code.co_filename,
-            line=line_of(shown),
+            line=shown.f_lineno or shown.f_code.co_firstlineno,
             function=name_of(shown.f_code),
             call=text_of(shown),
             site=site,
@@ -364,14 +329,7 @@ def _is_users(frame: FrameType) -> bool:
 
 def _in_package(frames: list[FrameType]) -> FrameType | None:
     """Return the deepest of the frames that is of the package called first; None without one."""
-    called = [
-        (module.partition(".")[0], frame)
-        for frame in frames
-        if not (module := module_of_frame(frame)).startswith(NOT_THE_CAUSE)
-    ]
-    if not called:
-        return None
-    package, first = called[-1]
-    if package in ("", "torch"):
-        return first
-    return next(frame for inside, frame in called if inside == package)
+    named = [(module_of_frame(frame), frame) for frame in frames]
+    called = [(module, frame) for module, frame in named if not module.startswith(NOT_THE_CAUSE)]
+    package = called[-1][0].partition(".")[0] if called else ""
+    return next((frame for module, frame in called if module.partition(".")[0] == package), None)
