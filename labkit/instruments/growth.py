@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import linecache
 import re
-import weakref
 from collections.abc import Iterator
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+from weakref import WeakValueDictionary
 
 from labkit.instruments import stack
 from labkit.instruments.batch_contents import is_array
@@ -19,10 +19,10 @@ from labkit.instruments.batch_contents import is_array
 if TYPE_CHECKING:
     from torch.autograd.graph import Node
 
-SIZED = (list, dict)
 MOST_PARTS = 256  # of a dict: a cache of a million entries is not walked through
 LEAST_GROWN = 32  # entries, or steps whose graphs are kept: what is smaller is no growth
-RISES = 3  # looks in a row at which it was larger: what is emptied now and then is no growth
+RISES = 3  # looks at which it was larger: what is emptied now and then is no growth
+GROWS = r"\.(?:append|extend|add|update|insert)\(|\]\s*=[^=]|\+="  # a container, behind its name
 
 
 class Grown(TypedDict):
@@ -32,7 +32,7 @@ class Grown(TypedDict):
     graph: bool  # whether it keeps autograd's graph of each step
     before: int  # entries, or steps whose graphs it keeps
     after: int
-    bytes: int | None
+    bytes: int
     file: str
     function: str
     line: int
@@ -41,97 +41,68 @@ class Grown(TypedDict):
 class Mark:
     """Kept by a node of a graph, and by nothing else: so it lives while that node does."""
 
-    def __init__(self, step: int):
-        self.step = step
-
-
-class Seen(NamedTuple):
-    """What a variable was when it was looked at last, and how it came to that."""
-
-    container: int  # its id: a list that is made anew, as for each episode, has another
-    first_size: int
-    size: int
-    rises: int
-
 
 class Growth:
     """Looks at the variables of a loop now and then, and remembers how large they were at first."""
 
     def __init__(self):
-        self.seen: dict[str, Seen] = {}
-        self.marks: dict[str, list[weakref.ref[Mark]]] = {}  # of the graphs that a variable had
+        # Of each variable: its id, its first size, its last one, and how often it was larger. A
+        # list that is made anew, as for each episode, has another id
+        self.seen: dict[str, tuple[int, int, int, int]] = {}
+        # Of each that has a graph: the steps whose nodes are alive, as far as the looks tell
+        self.marks: dict[str, WeakValueDictionary[int, Mark]] = {}
         self.found: dict[str, Grown] = {}
 
     def look(self, frame: FrameType | None, loop: CodeType | None, step: int) -> None:
         """Look at the frame of the code `loop`, which called what `frame` runs, at a step."""
         while frame is not None and frame.f_code is not loop:
             frame = frame.f_back
-        if frame is None or loop is None:
+        if frame is None:
             return
         for name, value in _kept_in(stack.variables(frame)):
             node = _graph_of(value)
-            if type(value) in SIZED:
-                seen = self._compare(name, len(cast(list, value)), id(value))
-            elif node is not None and _line_of(name, value, loop):
+            if type(value) in (list, dict):
+                self._compare(name, value, id(value), len(value), frame.f_code)
+            elif node is not None and _line_of(name, value, frame.f_code):
                 # else it is `loss`, which is in the graph that `total` keeps
-                seen = self._compare(name, self._steps_kept(name, node, step), 0)
-            else:
-                continue
-            if seen.rises >= RISES and seen.size >= max(LEAST_GROWN, 2 * seen.first_size):
-                self.found[name] = _grown(name, value, seen, loop)
+                marks = self.marks.setdefault(name, WeakValueDictionary())
+                kept = cast("dict[str, Mark]", node.metadata)
+                marks[step] = kept.setdefault("labkit", Mark())
+                self._compare(name, value, 0, step - min(marks) + 1, frame.f_code)
 
-    def _compare(self, name: str, size: int, container: int) -> Seen:
+    def _compare(self, name: str, value: Any, key: int, size: int, code: CodeType) -> None:
         """Compare the size of a variable with what it was before."""
-        before = self.seen.get(name)
-        if before is None or size < before.size or container != before.container:
+        known, first, last, rises = self.seen.get(name, (key, size, size, 0))
+        if size < last or key != known:
+            first, last, rises = size, size, 0
             self.found.pop(name, None)
-            seen = Seen(container, size, size, 0)
-        else:
-            seen = before._replace(size=size, rises=before.rises + (size > before.size))
-        self.seen[name] = seen
-        return seen
-
-    def _steps_kept(self, name: str, node: Node, step: int) -> int:
-        """Return over how many steps a tensor's graph reaches back, as far as the looks tell."""
-        mark = cast("dict[str, Mark]", node.metadata).setdefault("labkit", Mark(step))
-        alive = [each for each in self.marks.get(name, []) if each() not in (None, mark)]
-        self.marks[name] = [*alive, weakref.ref(mark)]
-        oldest = self.marks[name][0]() or mark
-        return step - oldest.step + 1
-
-
-def _grown(name: str, value: object, seen: Seen, loop: CodeType) -> Grown:
-    last = _last(value)
-    parts = last if type(last) in (list, tuple) else [last]
-    return {
-        "name": name,
-        "graph": _graph_of(last) is not None,
-        "before": seen.first_size,
-        "after": seen.size,
-        "bytes": seen.size * sum(map(_bytes, parts)) if last is not value else None,
-        "file": loop.co_filename,
-        "function": loop.co_name,
-        "line": _line_of(name, value, loop) or loop.co_firstlineno,
-    }
+        rises += size > last
+        self.seen[name] = key, first, size, rises
+        if rises < RISES or size < max(LEAST_GROWN, 2 * first):
+            return
+        entry = value
+        if type(value) in (list, dict):
+            entry = next(reversed(value.values() if type(value) is dict else value))
+        self.found[name] = {
+            "name": name,
+            "graph": _graph_of(entry) is not None,
+            "before": first,
+            "after": size,
+            "bytes": size * sum(map(_bytes, entry if type(entry) in (list, tuple) else [entry])),
+            "file": code.co_filename,
+            "function": code.co_name,
+            "line": _line_of(name, value, code) or code.co_firstlineno,
+        }
 
 
-def _kept_in(variables: dict[str, object]) -> Iterator[tuple[str, object]]:
+def _kept_in(variables: dict[str, object]) -> Iterator[tuple[str, Any]]:
     """Yield the variables of a loop, with the lists of a dict."""
     for name, value in variables.items():
-        if name.startswith("_"):
-            continue
-        yield name, value
-        if type(value) is dict and len(value) <= MOST_PARTS:
-            for key, part in list(value.items()):
-                if type(key) is str and type(part) in SIZED:
-                    yield f'{name}["{key}"]', part
-
-
-def _last(value: Any) -> Any:
-    """Return the last entry of a container, None of an empty one; else what it is given."""
-    if type(value) not in SIZED:
-        return value
-    return next(reversed(value.values() if type(value) is dict else value), None)
+        if not name.startswith("_"):
+            yield name, value
+            if type(value) is dict and len(value) <= MOST_PARTS:
+                parts = [(key, part) for key, part in value.items() if type(part) in (list, dict)]
+                yield from ((f'{name}["{key}"]', part) for key, part in parts if type(key) is str)
 
 
 def _bytes(part: Any) -> int:
@@ -152,9 +123,7 @@ def _line_of(name: str, value: object, code: CodeType) -> int:
     That is `kept.append(loss)` or `kept[step] = loss`; `total += loss` or `out, h = rnn(x, h)`.
     """
     word = re.findall(r"\w+", name)[-1]
-    how = rf"\+=|=.*\b{word}\b"
-    if type(value) in SIZED:
-        how = r"\.(?:append|extend|add|update|insert)\(|\]\s*=[^=]|\+="
+    how = GROWS if type(value) in (list, dict) else rf"\+=|=.*\b{word}\b"
     grows = re.compile(rf"\b{word}\b.*(?:{how})")
     numbers = {line for *_, line in code.co_lines() if line and line != code.co_firstlineno}
     lines = ((n, linecache.getline(code.co_filename, n)) for n in numbers)

@@ -142,7 +142,7 @@ def _recorded(
 def _judged(
     folder: Path, start_ns: int, code: int, hang: LiveHang | None, headroom: bool
 ) -> Judged:
-    """Judge a script by what was recorded of it; `hang` is what it hung in at last, if it did."""
+    """Judge a script by what was recorded of it; `hang` is what it hung in at last."""
     end_ns = now_ns()
     runs = runs_in(folder)
     if dropped := dropped_passes(runs):
@@ -181,7 +181,7 @@ def values_inside(found: ScriptVerdict, headroom: bool) -> Values:
 
 
 def _text_inside(found: ScriptVerdict, hang: LiveHang | None, headroom: bool) -> str:
-    """Return what is printed of a script whose steps were seen, and which may have hung."""
+    """Return what is printed of a script whose steps were seen; `hang`, if it ended in one."""
     run = found.run
     texts = [run.numbers, str(found.ranks.verdict)]
     shares = shares_of(run)
@@ -190,8 +190,7 @@ def _text_inside(found: ScriptVerdict, hang: LiveHang | None, headroom: bool) ->
     if headroom:
         texts.append(found.headroom["text"] if found.headroom else NOT_TRAINED)
     if hang is not None:
-        after = " It moved again afterwards." if hang.over else ""
-        texts.append(f"a hang: {hang.text}{after}")
+        texts.append(f"a hang: {hang.text}")
     lines = lines_of(run)
     if len(lines):
         texts.append(str(lines))

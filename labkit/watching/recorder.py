@@ -21,8 +21,8 @@ from labkit.instruments import loader_knobs, record_head
 from labkit.instruments.batch_contents import dtype_of_most, unseen
 from labkit.instruments.before_calls import held
 from labkit.instruments.growth import Growth
+from labkit.instruments.hangs import PROGRESS, progress_words
 from labkit.instruments.loader_hook import Recording, in_workers
-from labkit.instruments.loader_progress import PROGRESS, progress_words
 from labkit.instruments.loader_work import STARTS, LoaderWork
 from labkit.instruments.messages import say
 from labkit.instruments.sampler import FLAG, Sampler
