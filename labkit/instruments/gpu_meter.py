@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,7 +45,7 @@ def spare_card(cuda: str | None) -> str | None:
 
 
 class GpuMeter:
-    """One card: driver-buffered utilization, memory, power, energy, clocks and GPM counters."""
+    """One card: driver-buffered utilization, power, energy, clocks and the SMs' activity."""
 
     def __init__(self, uuid: str, own_pid: int):
         """Open the card by UUID (NVML's order is not CUDA's); raises NVMLError where it cannot."""
@@ -57,7 +57,8 @@ class GpuMeter:
         self.shares_us = time.time_ns() // 1000  # and of the last share of the SMs by process
         self.own_seen = False  # whether the run has been among those processes
         self.epoch_ns = time.time_ns() - now_ns()  # the driver stamps in wall-clock time
-        self.gpm = answer_to(lambda: GpmMeter(self.card))
+        self.sm = sm_activity(self.card)
+        answer_to(lambda: next(self.sm))  # from now on
 
     def read(self) -> dict[str, Any]:
         """Return one sample of everything the card reports, None where it does not."""
@@ -65,7 +66,6 @@ class GpuMeter:
         answers: dict[str, Callable[[], Any]] = {
             "gpu_now": lambda: _any(pynvml.nvmlDeviceGetUtilizationRates(card)).gpu / 100,
             "gpu": self._driver_samples,
-            "memory_gib": lambda: round(pynvml.nvmlDeviceGetMemoryInfo(card).used / 2**30, 3),
             "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(card) / 1e3,
             "power_limit_w": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1e3,
             "energy_j": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3,
@@ -73,7 +73,7 @@ class GpuMeter:
             # in bits: 0x4 is the power limit, 0x60 heat
             "clock_reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(card),
             "others_sm": self._others_sm,
-            "gpm": lambda: self.gpm and self.gpm.read(),
+            "gpm": lambda: {"sm": next(self.sm)},
         }
         return {name: answer_to(ask) for name, ask in answers.items()}
 
@@ -121,29 +121,28 @@ class GpuMeter:
         return any(parent.pid == self.own_pid for parent in parents)
 
 
-class GpmMeter:
-    """The hardware counter of Hopper and later cards for their SMs' activity."""
+def sm_activity(card: object) -> Iterator[float | None]:
+    """Yield the average (0 to 1) since the last time of the SMs' activity, by a hardware counter.
 
-    def __init__(self, card: object):
-        if not pynvml.nvmlGpmQueryDeviceSupport(card).isSupportedDevice:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        self.card = card
-        self.samples = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
-        pynvml.nvmlGpmSampleGet(card, self.samples[0])
-
-    def read(self) -> dict[str, float | None]:
-        """Return the average (0 to 1) since the last call."""
-        pynvml.nvmlGpmSampleGet(self.card, self.samples[1])
+    Hopper and later cards have it; of others there is nothing.
+    """
+    if not pynvml.nvmlGpmQueryDeviceSupport(card).isSupportedDevice:
+        return
+    samples = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
+    pynvml.nvmlGpmSampleGet(card, samples[0])
+    yield None  # there is no time to speak of yet
+    while True:
+        pynvml.nvmlGpmSampleGet(card, samples[1])
         query: Any = pynvml.c_nvmlGpmMetricsGet_t()
         query.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         query.numMetrics = 1
-        query.sample1, query.sample2 = self.samples
+        query.sample1, query.sample2 = samples
         slot = query.metrics[0]
         slot.metricId = SM_ACTIVITY
         pynvml.nvmlGpmMetricsGet(query)
-        self.samples.reverse()
+        samples.reverse()
         is_known = slot.nvmlReturn == 0 and math.isfinite(slot.value)
-        return {"sm": slot.value / 100 if is_known else None}
+        yield slot.value / 100 if is_known else None
 
 
 def _any(structure: Any) -> Any:
