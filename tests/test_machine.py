@@ -12,7 +12,7 @@ import torch
 from labkit import quotas
 from labkit.instruments import devices, resources
 from labkit.instruments import machine as bench_machine
-from labkit.results.datasheets import card
+from labkit.results.device_peaks import card
 from labkit.results.hardware import Machine
 
 
@@ -61,28 +61,13 @@ def torch_with_cards(monkeypatch):
     return set_up
 
 
-def test_auto_takes_the_card_with_the_least_memory_in_use(torch_with_cards, monkeypatch):
-    torch_with_cards(3)
-    held_gib = [6.5, 0.6, 0]  # a context of our own is as good as none
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda card: card)
-    monkeypatch.setattr(
-        pynvml,
-        "nvmlDeviceGetMemoryInfo",
-        lambda card: SimpleNamespace(used=int(held_gib[card] * 2**30)),
-    )
-    monkeypatch.setattr(devices, "card_uuid", lambda index: index)
-    assert devices.find_device("auto").index == 1
-    monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=pynvml.NVMLError_LibraryNotFound()))
-    assert devices.find_device("auto").index == 0
-
-
 def test_an_amd_card_is_named_and_not_measured_on(torch_with_cards, monkeypatch):
     torch_with_cards(1)
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert devices.find_device("auto").type == "cpu"
-    assert "NVIDIA Card (ROCm) cannot be used" in devices.unused_gpu()
+    assert "ROCm cannot be used" in devices.unused_gpu()
     here = Machine.from_dict(bench_machine.describe(torch.device("cuda", 0)))
-    assert here.kind == "gpu" and here.name == "NVIDIA Card (ROCm)"
+    assert here.kind == "gpu" and here.name == "ROCm"
     assert here.compute_capability is None
 
 

@@ -10,18 +10,24 @@ import os
 import signal
 import stat
 import sys
+import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from labkit.instruments.failure import write_failure
+from labkit.instruments import loader_workers
 from labkit.orders import AnyOrder
 from labkit.process.family import die_with
 from labkit.process.leftovers import socket_folder
 from labkit.stamps.events import SPEC_NAME, EventLog
 from labkit.stamps.folder_rights import is_ours
+from labkit.stamps.keys import masked
 
 INTERRUPTED = 130  # exit code of Ctrl-C, as in a shell
 STOPPING = ("SIGINT", "SIGBREAK")  # the second is Windows', for a process in a group of its own
+
+FEW_FILES = 6  # left to open: the error may be that there was none
+MAX_TRACEBACK = 8_000  # characters kept of a traceback
 
 
 def stands_by() -> bool:
@@ -83,3 +89,36 @@ def use_sockets(folder: Path, config: dict[str, object]) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         if is_ours(folder):  # another user could have made it first
             config["tempdir"] = str(folder)
+
+
+def write_failure(log: EventLog, error: BaseException) -> None:
+    """Write the error that ended the run, to its log and to stderr."""
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise in here too
+    text = "".join(traceback.format_exception(error))[-MAX_TRACEBACK:]
+    workers = loader_workers.started
+    files = _open_files_near_limit([os.getpid(), *(each.pid for each in workers if each.pid)])
+    time.sleep(0.05)  # a connection to a worker breaks a moment before the worker can be waited for
+    log.write(
+        "error",
+        kind=type(error).__name__,
+        message=str(error)[:MAX_TRACEBACK],
+        traceback=text,
+        workers={worker.pid: worker.exitcode for worker in workers if worker.exitcode},
+        files=files,
+    )
+    sys.stderr.write(masked(text, []))
+
+
+def _open_files_near_limit(pids: list[int]) -> list[int] | None:
+    """Return [open, allowed] of the first process that can hardly open another file; else None."""
+    with contextlib.suppress(ImportError):
+        import resource
+
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        for pid in pids:
+            with contextlib.suppress(OSError):  # no /proc, or the process is gone
+                used = len(os.listdir(f"/proc/{pid}/fd"))
+                if used > allowed - FEW_FILES:
+                    return [used, allowed]
+    return None
