@@ -275,7 +275,7 @@ class Recorder:
 
         `frame` runs the loop.
         """
-        self.growth.look(frame, self.sampler.places.loop, self.steps.next)
+        self.growth.look(frame, self.sampler.places.loop)
         on = switches_on()
         self.switches = on if self.switches is None else self.switches & on
 
