@@ -260,7 +260,7 @@ SCENES = {  # pids that the driver lists, percentages of SM time by pid: others_
     "another training": (f"{OURS} {OTHERS}", f"{OURS}:50 {OTHERS}:45", 0.45, True),
     "the run's own worker": (f"{OURS} WORKER", f"{OURS}:50 WORKER:40", 0.0, False),
     "host ids": (f"{HOST}", f"{HOST}:60", None, False),
-    "host ids, another training": (f"{HOST} {OTHERS}", f"{HOST}:50 {OTHERS}:45", 0.45, True),
+    "host ids, another training": (f"{HOST} {OTHERS}", f"{HOST}:50 {OTHERS}:45", None, False),
 }
 
 

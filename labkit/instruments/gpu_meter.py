@@ -50,12 +50,11 @@ class GpuMeter:
     def __init__(self, uuid: str, own_pid: int):
         """Open the card by UUID (NVML's order is not CUDA's); raises NVMLError where it cannot."""
         self.own_pid = own_pid
-        self.others: list[int] = []  # the other processes that computed there lately
+        self.others: dict[int, float] = {}  # the shares of other processes that computed there
         pynvml.nvmlInit()
         self.card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         self.seen_us = 0  # the driver's stamp of the last utilization sample read
         self.shares_us = time.time_ns() // 1000  # and of the last share of the SMs by process
-        self.own_seen = False  # whether the run has been among those processes
         self.epoch_ns = time.time_ns() - now_ns()  # the driver stamps in wall-clock time
         self.sm = sm_activity(self.card)
         answer_to(lambda: next(self.sm))  # from now on
@@ -91,27 +90,20 @@ class GpuMeter:
     def _others_sm(self) -> float | None:
         """Return the share of the time (0 to 1) in which kernels of others ran, since last asked.
 
-        Where the ids are of another namespace, as the host's in a container, at most one of them is
-        the run: all but the largest share is the least that others had. None where that is nothing,
-        or nobody computed.
+        None where the run is not among those who computed, as in a container without the host's
+        ids.
         """
         reported = pynvml.nvmlDeviceGetProcessUtilization(self.card, self.shares_us)
-        sane = [sample for sample in reported if sample.smUtil <= MOST_SHARE]
-        fresh = [sample for sample in sane if sample.timeStamp > self.shares_us]
-        if not fresh:
-            return None
-        self.shares_us = max(sample.timeStamp for sample in fresh)
-        shares = {sample.pid: sample.smUtil / 100 for sample in fresh}
-        others = {pid: share for pid, share in shares.items() if not self._is_own(pid)}
-        self.own_seen = self.own_seen or len(others) < len(shares)
-        if not self.own_seen:
-            return round(sum(shares.values()) - max(shares.values()), 4) or None
-        self.others = [pid for pid, share in others.items() if share]
-        return round(sum(others.values()), 4)
+        fresh = [each for each in reported if each.smUtil <= MOST_SHARE]
+        fresh = [each for each in fresh if each.timeStamp > self.shares_us]
+        self.shares_us = max((each.timeStamp for each in fresh), default=self.shares_us)
+        shares = {each.pid: each.smUtil / 100 for each in fresh}
+        self.others = {pid: share for pid, share in shares.items() if not self._is_own(pid)}
+        return round(sum(self.others.values()), 4) if len(self.others) < len(shares) else None
 
     def named_others(self) -> list[dict[str, Any]]:
         """Return the other processes that computed on the card; [] where none are known."""
-        return [{"pid": pid, "name": name_of(pid)} for pid in self.others]
+        return [{"pid": pid, "name": name_of(pid)} for pid, share in self.others.items() if share]
 
     def _is_own(self, pid: int) -> bool:
         """Return whether `pid` is the run's process, a thread of it (newer drivers), or a child."""

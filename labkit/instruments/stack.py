@@ -5,11 +5,9 @@ A place is described when it is first met, and has a number from then on.
 
 from __future__ import annotations
 
-import dis
 import functools
 import gc
 import inspect
-import itertools
 import linecache
 import os
 import re
@@ -26,13 +24,8 @@ LONGEST_LINE = 80  # characters of a line of source that are kept
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # What a run of ours runs stands for the user's own: dataset, model, loop, the slow script's step
 STAND_FOR_USERS = {
-    os.path.join(HOME, *place)
-    for place in (
-        ("bench", "data.py"),
-        ("bench", "models.py"),
-        ("bench", "loop.py"),
-        ("course", "slow_step.py"),
-    )
+    os.path.join(HOME, *place.split("/"))
+    for place in ("bench/data.py", "bench/models.py", "bench/loop.py", "course/slow_step.py")
 }
 LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))})
 LIBRARIES += (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -52,7 +45,6 @@ KINDS = {  # of work, by the modules that do it; the longest prefix of a module'
     "io": "io _io os posix codecs shutil pickle _pickle sqlite3 _sqlite3 h5py torch.serialization",
     "wait": "threading _thread queue _queue select selectors multiprocessing "
     "torch.multiprocessing subprocess socket ssl urllib http requests concurrent",
-    "proxy": "multiprocessing.managers",
     "python": "torch.utils torch.storage torchvision.transforms torchvision.io",
 }
 KIND_OF = {module: kind for kind, modules in KINDS.items() for module in modules.split()}
@@ -143,23 +135,13 @@ def locals_of(frame: FrameType) -> dict[str, object]:
     code = frame.f_code
     if sys.version_info >= (3, 13) or not code.co_flags & inspect.CO_OPTIMIZED:
         return dict(frame.f_locals)
-    if sys.gettrace() or sys.getprofile() or _calls_locals(code):
+    if sys.gettrace() or sys.getprofile() or "locals" in code.co_names:
         return {}
     kept = frame.f_locals
     names = dict(kept)
     for name in code.co_varnames + code.co_cellvars + code.co_freevars:
         kept.pop(name, None)  # what `exec` has added stays
     return names
-
-
-@functools.lru_cache(4096)
-def _calls_locals(code: CodeType) -> bool:
-    """Return whether a function calls `locals()` or `vars()`, as against `vars(arguments)`."""
-    for step, after in itertools.pairwise(dis.get_instructions(code)):
-        is_global = step.opname == "LOAD_GLOBAL" and step.argval in ("locals", "vars")
-        if is_global and after.argval == 0:  # arguments of the call
-            return True
-    return False
 
 
 def variables(frame: FrameType) -> dict[str, object]:
@@ -329,7 +311,8 @@ def _is_users(frame: FrameType) -> bool:
 
 def _in_package(frames: list[FrameType]) -> FrameType | None:
     """Return the deepest of the frames that is of the package called first; None without one."""
-    named = [(module_of_frame(frame), frame) for frame in frames]
-    called = [(module, frame) for module, frame in named if not module.startswith(NOT_THE_CAUSE)]
-    package = called[-1][0].partition(".")[0] if called else ""
-    return next((frame for module, frame in called if module.partition(".")[0] == package), None)
+    modules = [module_of_frame(frame) for frame in frames]
+    called = [each for each in modules if not each.startswith(NOT_THE_CAUSE)]
+    package = called[-1].partition(".")[0] if called else None
+    packages = [each.partition(".")[0] for each in modules]
+    return frames[packages.index(package)] if package in packages else None

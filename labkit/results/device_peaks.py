@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from labkit.results.hardware import Machine
 from labkit.results.measurements import MeasurementsData
@@ -76,22 +76,22 @@ class Peaks(Result):
         """Build from the rows that `lk.peaks` measured."""
         rows = measured.rows.drop_duplicates("of", keep="last").set_index("of")
         known = rows[rows["error"].isna()]
-        rates = dict(zip(known.index, known["per_s"].astype(float), strict=True))
-        memory = rates.pop("bandwidth", None)
+        rates = known["per_s"].astype(float)
+        memory = rates.get("bandwidth")
         return cls(
-            machine=replace(measured.machine, threads=int(known["threads"].max())),
+            machine=measured.machine,
             day=known["day"].max(),
             gb_per_s=memory and memory / 1e9,
-            tflop_per_s={name: rate / 1e12 for name, rate in rates.items()},
+            tflop_per_s=(rates.drop("bandwidth", errors="ignore") / 1e12).to_dict(),
             missing=rows["error"].dropna().to_dict(),
         )
 
     def table(self) -> Table:
         """Return a row for each rate, with the format's ridge."""
-        memory = f"{self.gb_per_s:,.4g} GB/s" if self.gb_per_s else None
-        rows: list[tuple[str, str | None, str | None]] = [("bandwidth", memory, "")]
+        memory = self.gb_per_s
+        rows: list[tuple[object, ...]] = [("bandwidth", memory and f"{memory:,.4g} GB/s", "")]
         for name, rate in self.tflop_per_s.items():
-            ridge = f"{rate * 1e3 / self.gb_per_s:,.3g} FLOP/byte" if self.gb_per_s else None
+            ridge = memory and f"{rate * 1e3 / memory:,.3g} FLOP/byte"
             rows.append((name, rate_in_words(rate * 1e12), ridge))
         return Table(
             rows,
