@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from labkit.instruments.loader_clocks import LibraryThreads, ThreadClock, TimeInLine, own_kib
-from labkit.instruments.loader_progress import (
+from labkit.instruments.hangs import (
     BATCH,
     COLLATING,
     FETCHING,
@@ -26,6 +25,7 @@ from labkit.instruments.loader_progress import (
     plain_index,
     progress_words,
 )
+from labkit.instruments.loader_clocks import LibraryThreads, ThreadClock, TimeInLine, own_kib
 from labkit.process.thinning import Thinning
 from labkit.stamps.events import EventLog, now_ns
 

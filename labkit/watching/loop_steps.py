@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.instruments.loader_progress import IDLE, IN_BODY, SINCE, STATE, USUAL, WAITING
+from labkit.instruments.hangs import IDLE, IN_BODY, SINCE, STATE, USUAL, WAITING
 from labkit.stamps.events import EventLog
 from labkit.stamps.step_ring import FEW_SLOTS, NO_DEVICE, Drain, FinishedStep, StepRing
 

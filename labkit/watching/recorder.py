@@ -21,8 +21,8 @@ from labkit.instruments import loader_knobs, record_head
 from labkit.instruments.batch_contents import dtype_of_most, unseen
 from labkit.instruments.before_calls import held
 from labkit.instruments.growth import Growth
+from labkit.instruments.hangs import PROGRESS, progress_words
 from labkit.instruments.loader_hook import Recording, in_workers
-from labkit.instruments.loader_progress import PROGRESS, progress_words
 from labkit.instruments.loader_work import STARTS, LoaderWork
 from labkit.instruments.messages import say
 from labkit.instruments.sampler import FLAG, Sampler
@@ -275,7 +275,7 @@ class Recorder:
 
         `frame` runs the loop.
         """
-        self.growth.look(frame, self.sampler.places.loop, self.steps.next)
+        self.growth.look(frame, self.sampler.places.loop)
         on = switches_on()
         self.switches = on if self.switches is None else self.switches & on
 
