@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ class BatchRow(NamedTuple):
     items: int
     slow_ns: int  # of the slowest of them
     line_ns: int  # in line for a core; 0 in the loop's own process
-    slow_index: object
+    slow_index: int | str  # of a stream, how many items of the process came before it
 
 
 class ItemTimes(NamedTuple):
@@ -112,7 +113,7 @@ class LoaderWork:
         self.passes += 1
         self.in_pass = 0  # batches
         self.streams = streams
-        self.streamed = 0  # items of the pass
+        self.streamed = 0  # items of the pass, where they came singly
 
     @property
     def is_on(self) -> bool:
@@ -124,17 +125,11 @@ class LoaderWork:
         self.batch = number if type(number) is int else self.in_pass
         known = type(indices) in (list, tuple) and not self.streams
         self.indices: Sequence[object] = cast(list, indices) if known else ()
-        self.index: object = indices  # of the item that was asked for last, where they come singly
-        self.items = len(self.indices)
-        self.asked = 0  # items, one by one
+        self.moments: list[int] = []  # at which single items were asked for; of a stream, came
         self.is_collating = False
-        self.slow_ns = -1
-        self.slow_index: object = None
         self.is_kept = self.kept.keeps()
-        # The stopwatch, in batches whose items are timed one by one
-        self.singly = (
-            self.clock if self.is_kept and not (self.while_there or self.streams) else None
-        )
+        is_timed = self.is_kept and self.while_there is None and not self.streams
+        self.singly = self.clock if is_timed else None  # of items one by one
         self.laps: list[tuple[int, int, int]] = []
         if self.singly:
             self.singly.lap()
@@ -149,38 +144,26 @@ class LoaderWork:
         """An item is asked for, so the one before it is there."""
         if self.over:
             return
-        if self.asked:
-            self._end_item()
-        self.index = self.indices[self.asked] if self.asked < len(self.indices) else None
-        self.asked += 1
-        self.words[INDEX] = index_word(self.index)
+        asked = len(self.moments)
+        if self.singly and asked:
+            self.laps.append(self.singly.lap())
+        self.words[INDEX] = index_word(self.indices[asked] if asked < len(self.indices) else None)
+        self._note()
 
     def end_streamed(self, item: object) -> object:
         """Note that an item of a stream is there, and return it."""
         if not self.over:
-            self.index = self.streamed
-            self._end_item()
-            self.items += 1
-            self.streamed += 1
+            self._note()
         return item
 
-    def _end_item(self) -> None:
-        words = self.words
-        now = now_ns()
-        took = now - words[SINCE]
-        words[SINCE] = now
-        if took > self.slow_ns:
-            self.slow_ns = took
-            self.slow_index = self.index
-        if self.singly:
-            self.laps.append(self.singly.lap())
-            words[SINCE] = now_ns()
+    def _note(self) -> None:
+        now = self.words[SINCE] = now_ns()
+        self.moments.append(now)
 
     def begin_collate(self) -> None:
         """All items are here."""
-        if not self.streams:
-            self._end_item()
-            self.items = self.items or self.asked
+        if self.singly:
+            self.laps.append(self.singly.lap())
         self.fetched = self.words[SINCE] = now_ns()
         self.words[STATE] = COLLATING
         self.is_collating = True
@@ -196,6 +179,7 @@ class LoaderWork:
             self.process_ns = cpu_ns
             self.in_pass += 1
             self.done += 1
+            self.streamed += len(self.moments)
         self.words[SINCE] = ready
         self.words[INDEX] = NO_INDEX
         self.words[STATE] = IDLE
@@ -207,6 +191,12 @@ class LoaderWork:
 
     def _keep(self, ready: int, cpu_ns: int, collate: tuple[int, int, int] | None) -> None:
         """Keep the row of a batch that is ready, and those of its items, to be written."""
+        items = len(self.indices) or len(self.moments)
+        bounds = [self.start, *self.moments, self.fetched]
+        times = [after - before for before, after in itertools.pairwise(bounds)]
+        slow_ns = max(times)
+        indices = itertools.count(self.streamed) if self.streams else [None, *self.indices]
+        place = times.index(slow_ns)
         row = BatchRow(
             done=self.done,
             batch=self.batch,
@@ -215,21 +205,22 @@ class LoaderWork:
             fetched=self.fetched,
             ready=ready,
             cpu_ns=cpu_ns - self.cpu_ns,
-            items=self.items,
-            slow_ns=self.slow_ns,
+            items=items,
+            slow_ns=slow_ns,
             line_ns=self.clock.in_line.now() - self.line_ns if self.clock else 0,
-            slow_index=self.slow_index,
+            slow_index=plain_index(next(itertools.islice(indices, place, None), None)),
         )
         self.rows.append(row)
         if collate is None:
             return
-        sums = [sum(column) for column in zip(*self.laps, strict=True)] or [0, 0, 0]
-        times = [_us(ns) for ns in (*sums, *collate, self.cpu_ns - self.process_ns)]
+        sums = [sum(column) for column in zip(*self.laps, strict=True)]
+        parts = [_us(ns) for ns in (*sums, *collate, self.cpu_ns - self.process_ns)]
         singly = self.laps[:: -(-len(self.laps) // KEPT_ITEMS)] if len(self.laps) > 1 else []
         cpus = [_us(cpu_ns) for cpu_ns, _, _ in singly]
         waits = [_us(wait_ns) for _, wait_ns, _ in singly]
-        row = ItemTimes(self.done, self.start, self.items, *times, item_cpu=cpus, item_wait=waits)
-        self.item_times.append(row)
+        self.item_times.append(
+            ItemTimes(self.done, self.start, items, *parts, item_cpu=cpus, item_wait=waits)
+        )
 
     def flush(self) -> None:
         """Write the rows that are not written yet."""

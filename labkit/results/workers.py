@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas
 
 MOMENTS = ["start", "fetched", "ready"]  # of a batch
+SEEN = ["worker", "pid", "threads", "memory"]  # of an event
 SUMMED = ["items", "busy_ms", "cpu_ms", "line_ms"]
 NAMED = 5  # of the slowest items
 MAIN = -1  # in place of a worker's number: the main process, of a loader without workers
@@ -67,7 +68,7 @@ class LoaderWorkers:
         sums = processes[SUMMED].sum().mul(made / processes.size(), axis=0).groupby("worker").sum()
         passes: Any = self.batches.groupby(["worker", "process", "of_pass"])
         open_ms = 1e3 * (passes.ready.max() - passes.start.min()).groupby("worker").sum()
-        seen: Any = self.looks.groupby(["worker", "process"])
+        gained_kib = processes.kib.last() - processes.kib.first()
         waits_ms = sums.busy_ms - sums.cpu_ms - sums.line_ms
         return pandas.DataFrame(
             {
@@ -79,8 +80,8 @@ class LoaderWorkers:
                 "in_line_share": sums.line_ms / sums.busy_ms,
                 "idle_share": (1 - sums.busy_ms / open_ms).clip(lower=0),
                 "item_wait_ms": (waits_ms / sums["items"].clip(lower=1)).clip(lower=0),
-                "library_threads": seen.threads.last().groupby("worker").max().astype(int),
-                "grew_gib": (seen.kib.last() - seen.kib.first()).groupby("worker").max() / 2**20,
+                "library_threads": processes.threads.last().groupby("worker").max().astype(int),
+                "grew_gib": gained_kib.groupby("worker").max() / 2**20,
             }
         ).loc[sums.index]
 
@@ -89,35 +90,24 @@ class LoaderWorkers:
         """The batches whose rows were kept, a row each in the order of their start.
 
         That are all of the first 2,000, then fewer and fewer. Beside the fields of `BatchRow` it
-        has the `worker` and its `process`. Moments are s on the run's clock; it took `busy_ms`.
+        has the `worker` and its `process`, with the `threads` and the memory, `kib`, that this saw
+        of itself then. Moments are s on the run's clock; it took `busy_ms`.
         """
         import pandas
 
-        rows = [
-            (event["worker"], event["pid"], *row)
-            for event in self.events
-            for row in event["batches"]
-        ]
-        table = pandas.DataFrame(rows, columns=["worker", "process", *BatchRow._fields])
+        rows = [(*map(event.get, SEEN), *row) for event in self.events for row in event["batches"]]
+        table = pandas.DataFrame(
+            rows, columns=["worker", "process", "threads", "kib", *BatchRow._fields]
+        )
         table = table.sort_values("start", kind="stable", ignore_index=True)
+        table["threads"] = table.threads.fillna(0)
+        table["kib"] = pandas.to_numeric(table.kib, errors="coerce")
         table["busy_ms"] = ((table.ready - table.start) / 1e6).clip(lower=1e-6)
         table["cpu_ms"] = table.cpu_ns / 1e6
         table["line_ms"] = table.line_ns / 1e6
         zero_ns = self.run.host_ns[0, 0] if self.run.steps else 0
         table[MOMENTS] = (table[MOMENTS] - zero_ns) / 1e9  # between two passes as well
         return table
-
-    @property
-    def looks(self) -> pandas.DataFrame:
-        """What each process saw of itself now and then: `threads` and `kib` of memory."""
-        import pandas
-
-        rows = [
-            (event["worker"], event["pid"], event.get("threads") or 0, event.get("memory"))
-            for event in self.events
-        ]
-        table = pandas.DataFrame(rows, columns=["worker", "process", "threads", "kib"])
-        return table.assign(kib=pandas.to_numeric(table.kib, errors="coerce"))
 
     @cached_property
     def slowest(self) -> list[str]:
