@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from labkit.instruments import loader_knobs, record_head
-from labkit.instruments.batch_contents import dtype_of_most, unseen
+from labkit.instruments.batch_contents import BatchFacts, dtype_of_most, unseen
 from labkit.instruments.before_calls import held
 from labkit.instruments.growth import Growth
 from labkit.instruments.hangs import PROGRESS
@@ -28,7 +28,6 @@ from labkit.process.thinning import Thinning
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.interrupts import OwnErrors
 from labkit.watching import run_folders
-from labkit.watching.batches import BatchFacts
 from labkit.watching.device_in_use import device_of, machine_and_clock
 from labkit.watching.loader_call import call_of, has_compiled, may_fuse, trainer_frame
 from labkit.watching.loop_steps import LoopSteps
