@@ -70,6 +70,7 @@ class Recorder:
         self.first_step = 0
         self.began_ns = 0  # the pass that goes on
         self.trains = False  # whether an optimizer has made a step within it
+        self.has_trained = False  # whether one has in any pass
         self.how = ""  # how the last pass ended: "exhausted", "left early" or "failed"
         self.going = 0  # the number among `begun` of the pass that is recorded; 0 while none is
         self.closed = False
@@ -191,6 +192,9 @@ class Recorder:
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step; at first, where and what its weights are."""
+        if not self.has_trained:
+            self.has_trained = True
+            self.log.write("trains")  # `labkit tune` waits for it
         self.trains = True
         if not self.kind and self.device is None:
             with OwnErrors(), unseen():
