@@ -81,7 +81,7 @@ class Lines(Result):
     its function, or "collate"), the `kind` of work and the `part` of the body that it is, `within`
     what of its loader it was, whether it is the user's `own` code there, its `phase`, the `step` of
     the loop, when it ended (`ended_ns`), the `seconds` that it stands for, and its `share` (0 to 1
-    of wall time, or of the workers' work). `missing` says why there are none.
+    of wall time, or of the workers' work) and part `of_phase`. `missing` says why there are none.
     """
 
     def __init__(self, run: RunData):
@@ -108,10 +108,11 @@ class Lines(Result):
 
         wall_s = max(end - start, 1e-9)
         waited = np.clip(stamps[1:, 1] - stamps[1:, 0], 0, None).sum() / wall_s
-        whole = pd.Series({"waiting": waited, "body": 1 - waited, "worker": 1.0})
-        spent_s = self.frame.groupby("phase").seconds.sum()
-        scale = self.frame.phase.map(whole / spent_s[spent_s > 0]).fillna(1 / wall_s)
-        self.frame["share"] = self.frame.seconds * scale
+        spent_s = self.frame.groupby("phase").seconds.transform("sum")
+        self.frame["of_phase"] = self.frame.seconds / spent_s.clip(1e-9)
+        whole = {"waiting": waited, "body": 1 - waited, "worker": 1.0}
+        share = self.frame.of_phase * self.frame.phase.map(whole)
+        self.frame["share"] = share.fillna(self.frame.seconds / wall_s)  # between two passes
         nothing = run.no_lines or "no stack was sampled after the warm-up"
         self.missing = "" if len(self) else nothing
         self._rows: dict[bytes, tuple[Line, ...]] = {}
@@ -132,34 +133,26 @@ class Lines(Result):
         made = self.mask(phase) & self.frame.own
         return made & (made.sum() >= limits.FEWEST_LINES)
 
-    def part_of(self, phase: str, mask: pd.Series) -> float:
-        """Return the part of a phase's time, 0 to 1, that the samples of `mask` have."""
-        whole = self.frame.share[self.mask(phase)].sum()
-        return float(self.frame.share[mask].sum() / max(whole, 1e-9))
-
     @cached_property
     def body(self) -> dict[str, float]:
         """The parts of the loop's body, which add up to 1; {} where too few samples fell in it."""
         body = self.frame[self.mask("body")]
         if len(body) < FEWEST:
             return {}
-        parts = body.groupby("part").share.sum().sort_values(ascending=False)
-        return (parts / parts.sum()).to_dict()
+        return body.groupby("part").of_phase.sum().sort_values(ascending=False).to_dict()
 
     def rows(self, mask: pd.Series) -> tuple[Line, ...]:
         """Return the lines that the samples of `mask` fell on, the costliest first.
 
-        A line is of the kind that most of its time was.
+        A line is of the kind of its longest sample.
         """
         key = mask.to_numpy().tobytes()
         if key not in self._rows:  # a diagnosis asks 60 times
-            line = ["file", "line", "function", "phase"]
-            kinds = self.frame[mask].groupby([*line, "kind", "call"]).share.sum()
-            kinds = kinds.sort_values(ascending=False).reset_index()
-            lines = kinds.groupby(line, sort=False).agg(
+            there = self.frame[mask].sort_values("share", ascending=False)
+            lines = there.groupby(["file", "line", "function", "phase"], as_index=False).agg(
                 {"share": "sum", "kind": "first", "call": "first"}
             )
-            lines = lines.sort_values("share", ascending=False).reset_index()
+            lines = lines.sort_values("share", ascending=False)
             self._rows[key] = tuple(Line(**row) for row in lines.to_dict("records"))
         return self._rows[key]
 
@@ -207,8 +200,7 @@ def _samples(events: Iterable[Event]) -> pd.DataFrame:
         pid = event["pid"]
         for number, described in event["places"].items():
             place = Place(*described[: len(Place._fields)])  # older records have more
-            is_loop = place.site is not None and [place.file, place.line] == [*place.site[:2]]
-            own = not TORCHS.search(place.file) and not is_loop
+            own = place.kind != "loader" and not TORCHS.search(place.file)
             # All of collating is one; a function has what it comprehends
             function = f"{place.file}:{place.function.partition('.<')[0]}"
             code = place.within if place.within == COLLATE else function

@@ -38,30 +38,23 @@ def loop_of(run: RunData) -> Loop | None:
     """Return what the loop of a watched run shows; None of other runs."""
     if not run.watched or run.steps < limits.MIN_STEPS:
         return None
-    return Loop(lines_of(run), body_seconds(run.stamps), _drift(run))
+    spent = body_seconds(run.stamps)
+    return Loop(lines_of(run), spent, _drift(run, spent))
 
 
-def _drift(run: RunData) -> Drift | None:
-    """Return how the steps grow; None where they do not.
-
-    Batches that grow as much explain it.
-    """
-    steps = np.arange(run.warmup, run.steps)
-    if len(steps) < 5 * limits.MIN_STEPS:
+def _drift(run: RunData, spent: np.ndarray) -> Drift | None:
+    """Return how the steps grow; None where they do not. Batches that grow as much explain it."""
+    fifths = np.array_split(np.arange(run.warmup, run.steps), 5)
+    if len(fifths[-1]) < limits.MIN_STEPS:
         return None
-    spent = body_seconds(run.stamps)[steps]
-    fifths = np.array_split(steps, 5)
-    middle = np.array([np.median(part) for part in np.array_split(spent, 5)])
-    steps_up = np.diff(middle)
-    rises = (steps_up > -0.1 * middle[:-1]).all() and (steps_up > 0).sum() >= 3
-    growth = float(middle[-1] / max(middle[0], 1e-9))
-    sizes = run.batch_bytes
-    larger = np.median(sizes[fifths[-1]]) / np.median(sizes[fifths[0]])  # NaN: not known
-    begin, end = run.stamps[[run.warmup - 1, -1], 5]
-    share = float(np.clip(spent - middle[0], 0, None).sum() / max(end - begin, 1e-9))
-    is_small = growth < limits.DRIFT or share < limits.WORTH_NAMING["host"] / 2
-    if not rises or is_small or larger >= limits.DRIFT:
+    first, *_, last = middle = np.array([np.median(spent[part]) for part in fifths])
+    small, *_, large = (np.median(run.batch_bytes[part]) for part in fifths)  # NaN: not known
+    beyond = np.clip(spent[run.warmup :] - first, 0, None).sum()
+    began, ended = run.stamps[[run.warmup - 1, -1], 5]
+    share = float(beyond / max(ended - began, 1e-9))
+    rises = (np.diff(middle) > 0).sum() >= 3 and last >= limits.DRIFT * first
+    if not rises or large >= limits.DRIFT * small or share < limits.WORTH_NAMING["host"] / 2:
         return None
     lines = lines_of(run)
     late = lines.mask("body") & (lines.frame.step >= fifths[-1][0])
-    return Drift(growth, share, lines.rows(late)[:3])
+    return Drift(float(last / max(first, 1e-9)), share, lines.rows(late)[:3])

@@ -49,13 +49,13 @@ def period(steps: np.ndarray, share: np.ndarray, spent: np.ndarray) -> int | Non
     Of a kind of work `steps` (samples,) is when it was sampled, `share` what each sample stands
     for; `spent` (steps,) s is how long each body took.
     """
-    is_long = spent[steps] > limits.LONG * np.median(spent)
-    gaps = np.diff(np.unique(steps[is_long]))
-    if not len(gaps) or share[is_long].sum() < limits.IN_LONG_STEPS * share.sum():
+    long = np.flatnonzero(spent > limits.LONG * np.median(spent))
+    if len(long) < 2 or share[np.isin(steps, long)].sum() < limits.IN_LONG_STEPS * share.sum():
         return None
+    gaps = np.diff(long)
     every = int(np.median(gaps))
-    missed = np.abs(gaps - every * np.round(gaps / every)) <= 1  # some may have had no sample
-    return every if every > 2 and missed.mean() >= limits.REGULAR else None
+    is_regular = (np.abs(gaps - every) <= 1).mean() >= limits.REGULAR
+    return every if every > 2 and is_regular else None
 
 
 explains("periodic", "periodic")

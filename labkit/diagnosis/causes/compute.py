@@ -6,7 +6,7 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import WARNING, cause
 from labkit.diagnosis.causes.launches import larger_kernels
 from labkit.diagnosis.doubts import look_inside
-from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.evidence import Evidence, asked
 from labkit.diagnosis.findings import (
     DEVICE_LIMIT,
     DOUBLE,
@@ -58,10 +58,8 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
     """
     could = evidence.kernels.eligible_share
     do = evidence.kernels.tensor_core_share
-    xray = evidence.known("xray")
     formats = evidence.known("formats")
-    was_tried = xray is not None and xray.bf16_speedup is not None
-    if was_tried or formats == ():
+    if asked(full_precision, evidence) or formats == ():
         return None
     lost = max(0.0, could - do) * limits.HALF_SAVED * evidence.compute_share
     seen = "of the time is the cost of operators that could use Tensor Cores and do not, at "
@@ -132,10 +130,10 @@ def held_down(evidence: Evidence) -> Finding | None:
     heat = evidence.card.heat
     if heat.share < limits.HELD_DOWN:
         return None
-    seen = "of the readings show heat or a power brake holding the card's clock down"
-    measured = (Measured(seen, heat.share, by="NVML's clock reasons"),)
     lost = heat.share * (heat.slower or 0.0) * evidence.compute_share
-    return Finding("compute", "throttle", lost, measured, (COOLER,))
+    seen = "of the time goes to a clock that heat or a power brake holds down, by "
+    seen += f"{heat.share:.0%} of the readings"
+    return loss("compute", "throttle", lost, seen, COOLER, by="NVML's clock reasons")
 
 
 SINGLE_PRECISION = Remedy(
@@ -172,9 +170,8 @@ def low_mfu(evidence: Evidence) -> Finding | None:
     It is found where the device is busy for BUSY of the time, and its MFU is less than LOW_MFU of
     """
     busy = evidence.compute_share
-    taken = evidence.stolen_by_others + (evidence.known("stolen_by_workers") or 0.0)
     peak = evidence.peak
-    if busy < limits.BUSY or evidence.mfu >= limits.LOW_MFU * (busy - taken):
+    if busy < limits.BUSY or evidence.mfu >= limits.LOW_MFU * busy:
         return None
     seen = f"of the time busy, with an MFU of {percent(evidence.mfu)} (of {peak})"
     measured = (Measured(seen, busy, by=f"threshold {limits.LOW_MFU:.0%} of the busy time"),)

@@ -81,7 +81,7 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     at_copies = lines.mask("body") & (lines.frame.kind == "copy")
     # What had been issued in full is done while the host waits for its batch, then at the copy
     behind_the_queue = max(evidence.card.ahead_share - evidence.host_wait_share, 0.0)
-    part = lines.part_of("body", at_copies)
+    part = lines.frame.of_phase[at_copies].sum()
     copying = part * (1 - evidence.host_wait_share) - behind_the_queue
     copying_s = copying / evidence.compute_share * evidence.compute_us / 1e6
     moved = evidence.batch.bytes

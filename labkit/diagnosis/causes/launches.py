@@ -171,20 +171,13 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     if evidence.known("trace") is not None:
         return None
     if kernels is not None:
-        idle = evidence.gap_share
-        times = f"{kernels.kernel_us / 1e3:.1f} ms of {evidence.compute_us / 1e3:.1f} ms"
-        seen = Measured(f"of the step's compute no kernel runs: kernels take {times}", idle)
-        name = "gaps_between_kernels"
+        idle, name = evidence.gap_share, "gaps_between_kernels"
+        told = f"kernels take {kernels.kernel_us / 1e3:.1f} of {evidence.compute_us / 1e3:.1f} ms"
     elif witness is not None and not witness.works:
-        idle = 1 - witness.share
-        seen = (
-            f"of the time the device is busy by its events, but {witness.said}: gaps between "
-            "kernels, or kernels too small for it; a trace of torch.profiler tells which"
-        )
-        seen = Measured(seen, busy, by=evidence.source)
-        name = "gaps_or_small_kernels"
+        idle, name, told = 1 - witness.share, "gaps_or_small_kernels", witness.said
     else:
         return None
+    seen = f"of the time, while the device is busy by its events, it waits or does little: {told}"
     copying = asked(copies_in_the_body, evidence)
     # The host's work alone and copies are findings of their own
     besides = lost_to_neighbours(evidence) + (copying.lost_share if copying else 0.0)
@@ -192,12 +185,13 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     lost = max(0.0, idle * busy - besides)
     waits = evidence.body.get("sync", 0.0)
     remedies = fewer_launches(evidence)
+    by = evidence.source
     if waits < limits.WORTH_NAMING["launch"]:
-        return Finding("launch", name, lost, (seen,), remedies)
+        return loss("launch", name, lost, seen, *remedies, by=by)
     lines = evidence.loop.lines
     rows = lines.rows(lines.mask("body", "sync"))[:3]
-    there = Measured(f"of the body the host waits in {rows[0].what}", waits)
-    return Finding("launch", "sync", lost, (seen, there), (NO_SYNCHRONISING, *remedies), rows)
+    seen += f"; for {waits:.0%} of its body the host waits in {rows[0].what}"
+    return loss("launch", "sync", lost, seen, NO_SYNCHRONISING, *remedies, by=by, lines=rows)
 
 
 # -- between the steps -----------------------------------------------------------------------------

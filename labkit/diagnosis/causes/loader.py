@@ -30,7 +30,8 @@ def torchs_share(evidence: Evidence) -> float:
     phase = "worker" if evidence.has_workers else "waiting"
     if lines is None or lines.mask(phase).sum() < limits.FEWEST_LINES:
         return 0.0
-    return lines.part_of(phase, lines.mask(phase) & (lines.frame.within != "") & ~lines.frame.own)
+    torchs = lines.frame[lines.mask(phase) & (lines.frame.within != "") & ~lines.frame.own]
+    return torchs.of_phase.sum()
 
 
 def has_cheap_items(evidence: Evidence) -> bool:

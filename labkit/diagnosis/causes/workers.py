@@ -112,10 +112,9 @@ def workers_restart(evidence: Evidence) -> Finding | None:
     epochs = evidence.epochs
     if not evidence.has_workers or not epochs.starts or epochs.starts < evidence.wait_share / 2:
         return None
-    seen = Measured("of the time is the start of later epochs", epochs.starts)
-    first = Measured("to an epoch's first batch", epochs.starts_ms, "ms")
-    remedies = (KEEP_WORKERS, *settings(evidence))
-    return Finding("input", "workers_restart", 0.0, (seen, first), remedies)
+    seen = f"of the time is the start of later epochs, each {epochs.starts_ms:.1f} ms"
+    measured = (Measured(seen, epochs.starts),)
+    return Finding("input", "workers_restart", 0.0, measured, (KEEP_WORKERS, *settings(evidence)))
 
 
 READ_ONCE = Remedy(
@@ -188,9 +187,9 @@ def slow_code(evidence: Evidence) -> Finding | None:
     lines = evidence.loop.lines
     for phase in MAKING:
         made = lines.making(phase)
-        shares = lines.frame[made].groupby("code").share.sum()
+        shares = lines.frame[made].groupby("code").of_phase.sum()
         ours = made & (lines.frame.code == shares.idxmax()) if len(shares) else made
-        part = lines.part_of(phase, ours)
+        part = lines.frame.of_phase[ours].sum()
         is_in_loop = phase == "waiting"
         if part < limits.MOST_OF_LOADING or (asked(hand_over, evidence) and not is_in_loop):
             continue
