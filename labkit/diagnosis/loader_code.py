@@ -33,8 +33,9 @@ def as_comment(code: str) -> str:
 
 def name_in(text: object) -> str | None:
     """Return a record's text if it is a name that code may have: "model", "self.dataset"."""
-    is_name = isinstance(text, str) and NAME.fullmatch(text)
-    return text if is_name and not {*keyword.kwlist} & {*text.split(".")} else None
+    if not isinstance(text, str) or not NAME.fullmatch(text):
+        return None
+    return None if any(map(keyword.iskeyword, text.split("."))) else text
 
 
 def code_in(text: object) -> str | None:
