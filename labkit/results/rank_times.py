@@ -61,7 +61,7 @@ def rank_times(runs: Mapping[int, RunData]) -> RankTimes | None:
     step = np.maximum(end - before, 1e-9)
     wait = np.clip(np.minimum(ready, begin) - np.maximum(asked, before), 0, None)
     exchange = np.stack([run.exchange_ns[start:stop] for run in runs.values()]) / 1e9
-    known = np.isfinite(exchange).all(axis=(0, 2))  # (steps,): the exchange was stamped
+    known = np.asarray(np.isfinite(exchange).all(axis=(0, 2)))  # (steps,): the exchange was stamped
     complete, averaged = np.moveaxis(np.where(known[:, np.newaxis], exchange, 0.0), 2, 0)
     exposed = np.clip(averaged - complete, 0, None)
     others = np.clip(complete.max(axis=0) - complete, 0, exposed)
