@@ -1,7 +1,6 @@
 """What the diagnosis says about runs whose log is written by hand, and about real traces."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -195,7 +194,7 @@ def test_memory_of_the_workers_that_grows_is_said_whatever_it_costs():
 
 
 def test_a_debugging_aid_that_is_left_on_is_said_first():
-    waits = Evidence("cpu", wait_share=0.5, compute_share=0.5)
-    found = judge.by_cost(replace(waits, switches=("anomaly mode",)))
+    waits = Evidence(kind="cpu", wait_share=0.5, compute_share=0.5)
+    found = judge.by_cost(waits.but(switches=("anomaly mode",)))
     assert [each.cause for each in found] == ["switch", "waiting_for_data"]
     assert "Delete torch.autograd.set_detect_anomaly(True)." in found[0].remedies[0].text

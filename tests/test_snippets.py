@@ -3,7 +3,6 @@
 A user's script is a namespace here; each line is executed in it, as a paste would be.
 """
 
-import dataclasses
 import functools
 import importlib
 import inspect
@@ -207,7 +206,7 @@ def test_the_code_of_a_remedy_runs_in_a_script_that_has_none_of_its_names(remedy
 def fed(**known):
     """Return what is found of a loop that waits half of the time for a loader without workers."""
     known = {"wait_share": 0.5, "compute_share": 0.5, "knobs": {"num_workers": 0}} | known
-    evidence = Evidence("cpu", **known)
+    evidence = Evidence(kind="cpu", **known)
     return worded(asked(loader.waiting_for_data, evidence), evidence)
 
 
@@ -270,10 +269,10 @@ def test_pasted_code_runs_in_a_watched_script_and_leaves_a_batch_of_no_images_as
             "dataset_type": "TensorDataset",
         }
     )
-    workers = WorkerEvidence((0.9, 0.9), idle_share=0.7)
-    shape = Batch("float32", bytes=4e7)
-    evidence = Evidence("gpu", workers=workers, batch=shape, code=code, wait_share=0.5)
-    filled = remedy.for_run(dataclasses.replace(evidence, knobs={"num_workers": 2}))
+    workers = WorkerEvidence(cpu_shares=(0.9, 0.9), idle_share=0.7)
+    shape = Batch(dtype="float32", bytes=4e7)
+    evidence = Evidence(kind="gpu", workers=workers, batch=shape, code=code, wait_share=0.5)
+    filled = remedy.for_run(evidence.but(knobs={"num_workers": 2}))
     if filled is None:
         pytest.skip("not for such a loop")
     told = worded(Finding("input", "item", 0.5, (), (filled,)), evidence).code

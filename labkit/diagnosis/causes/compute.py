@@ -75,7 +75,7 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
     could = evidence.kernels.eligible_share
     do = evidence.kernels.tensor_core_share
     xray = evidence.known("xray")
-    was_tried = xray is not None and xray.bf16_speedup is not None
+    was_tried = xray is not None and xray.known("bf16_speedup") is not None
     if was_tried or evidence.known("formats") == ():
         return None
     lost = max(0.0, could - do) * limits.HALF_SAVED * evidence.compute_share
@@ -277,5 +277,5 @@ def nothing_lost(evidence: Evidence, losses: dict[str, float]) -> Finding:
         Measured(seen, evidence.compute_share, by=evidence.source),
         Measured(near, losses[name]),
     )
-    remedies = (use_the_card, PROFILE_THE_OPERATORS) if evidence.loop else (NOTHING_LEFT,)
+    remedies = (use_the_card, PROFILE_THE_OPERATORS) if evidence.known("loop") else (NOTHING_LEFT,)
     return Finding("compute", DEVICE_LIMIT, 0.0, measured, remedies)

@@ -17,7 +17,6 @@ from labkit.diagnosis.findings import (
     remedy,
 )
 from labkit.diagnosis.watched_loop import HOST_ALONE
-from labkit.diagnosis.witnesses import deciding
 from labkit.spec import KNOBS
 
 MOST_A_BATCH = int(KNOBS["batch_size"].high or 0)
@@ -208,8 +207,8 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     SMS_REST or POWER_RESTS; it costs what the instrument leaves of the busy time, without what
     neighbours make of it and what the body's other causes find.
     """
-    witness = deciding(evidence.card.witnesses)
-    if witness is None or witness.works or evidence.known("kernels") is not None:
+    witness = evidence.card.known("witness")
+    if witness is None or witness.works is not False or evidence.known("kernels") is not None:
         return None
     busy = evidence.compute_share
     loop = evidence.known("loop")
