@@ -51,12 +51,10 @@ class StepTable:
         self.steps = count if parts.any() else 0  # stamps may show no time
         self.seconds = float(parts.sum())
         self.known = known = known_of(run, wait, ranks_cores)
-        loop = known.known("loop")
-        copied = (loop.copied if loop else 0.0) * wait
         own = run.thread_s[first + 1 :]  # (steps,) s; NaN where not stamped, as of a watched loop
         self.is_timed = known.kind == "cpu" and bool(np.isfinite(own).any())
         lost = compute - np.fmin(compute, own) if self.is_timed else np.zeros(count)
-        columns = (wait - copied, copy + copied, compute, launch, other, lost, np.ones(count))
+        columns = (wait, copy, compute, launch, other, lost, np.ones(count))
         blocks = np.arange(0, count, max(1, -(-count // limits.MOST_DRAWN)))
         table = np.column_stack(columns)
         self.rows = len(blocks)
