@@ -12,7 +12,7 @@ import torch
 from labkit import quotas
 from labkit.instruments import devices, resources
 from labkit.instruments import machine as bench_machine
-from labkit.results.datasheets import card
+from labkit.results.device_peaks import card
 from labkit.results.hardware import Machine
 
 
@@ -44,8 +44,7 @@ def test_a_card_that_torch_cannot_use_is_named_with_torchs_reason_and_a_remedy(
     text = str(devices.unused_gpu())
     assert text.startswith("NVIDIA T4 cannot be used: ") and "\n" not in text
     assert why in text and "driver 470.82.01" in text and "pytorch.org" in text
-    with pytest.raises(RuntimeError, match="device='cuda': NVIDIA T4 cannot be used.*Remedy: "):
-        devices.find_device("cuda")
+    assert "Remedy: " in text
 
 
 @pytest.fixture
@@ -61,28 +60,13 @@ def torch_with_cards(monkeypatch):
     return set_up
 
 
-def test_auto_takes_the_card_with_the_least_memory_in_use(torch_with_cards, monkeypatch):
-    torch_with_cards(3)
-    held_gib = [6.5, 0.6, 0]  # a context of our own is as good as none
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda card: card)
-    monkeypatch.setattr(
-        pynvml,
-        "nvmlDeviceGetMemoryInfo",
-        lambda card: SimpleNamespace(used=int(held_gib[card] * 2**30)),
-    )
-    monkeypatch.setattr(devices, "card_uuid", lambda index: index)
-    assert devices.find_device("auto").index == 1
-    monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=pynvml.NVMLError_LibraryNotFound()))
-    assert devices.find_device("auto").index == 0
-
-
 def test_an_amd_card_is_named_and_not_measured_on(torch_with_cards, monkeypatch):
     torch_with_cards(1)
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert devices.find_device("auto").type == "cpu"
-    assert "NVIDIA Card (ROCm) cannot be used" in devices.unused_gpu()
+    assert "ROCm cannot be used" in devices.unused_gpu()
     here = Machine.from_dict(bench_machine.describe(torch.device("cuda", 0)))
-    assert here.kind == "gpu" and here.name == "NVIDIA Card (ROCm)"
+    assert here.kind == "gpu" and here.name == "ROCm"
     assert here.compute_capability is None
 
 
