@@ -170,9 +170,6 @@ class RunLog(LogData):
     # What a few profiled steps were made of
     xray_facts: Event | None = fact("xray")
 
-    # Why there is no x-ray; None where there is one, or may still be
-    no_xray: str | None = fact("no_xray", "why")
-
     def _programs(self, event: str) -> list[str]:
         """Return the other programs that such events name, as "python (pid 123)"; busiest first."""
         cores = Counter()
