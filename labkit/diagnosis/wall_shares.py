@@ -25,7 +25,6 @@ TRAINING = "training loop"
 VALIDATION = "validation"
 SAVING = "checkpoints"
 BETWEEN = "between epochs"
-STOPPED = "stopped by a signal"
 AFTER = "after the last epoch"
 LOOP = "loop"  # where it is not known which of them trains
 NAMED = 0.01  # of the time: a smaller share is not in the sentence
@@ -62,7 +61,7 @@ class WallShares:
     @property
     def running(self) -> float:
         """The share of the time, 0 to 1, from the first batch to the last, without stops."""
-        return 1 - sum(map(self.share, (BEFORE, AFTER, STOPPED)))
+        return 1 - sum(map(self.share, (BEFORE, AFTER)))
 
     def costliest(self, part: str) -> WallShare:
         """Return the largest of the parts of that name."""
@@ -111,7 +110,6 @@ def wall_shares(
         Span(last_ns, ended_ns, AFTER),
         *loops,
         *(Span(each["began"], each["ended"], SAVING) for run in runs for each in run.saves),
-        *(Span(each["began"], each["ended"], STOPPED) for run in runs for each in run.pauses),
     ]
     edges = np.unique(np.clip([span[:2] for span in spans], began_ns, ended_ns))
     owners = np.zeros(len(edges) - 1, dtype=int)  # of the stretches between them

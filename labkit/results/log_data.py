@@ -44,8 +44,6 @@ class Events:
         if name == "epoch":  # a watched loop that seemed to have ended goes on
             for ending in ENDINGS:
                 self.last.pop(ending, None)
-        if name == "paused":
-            self.steps.leave_out(event["began"], event["ended"])
 
     def as_of_now(self) -> Events:
         """Return what has been read by now: what is read later does not show in it."""

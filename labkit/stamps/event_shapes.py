@@ -26,7 +26,6 @@ PLAIN = {
     "epoch",
     "pass",
     "saved",
-    "paused",
     "telemetry",
     "beside",
     "on_the_card",

@@ -64,7 +64,6 @@ class Steps:
     def __init__(self) -> None:
         self._columns = {name: array("q") for name in ("n", *HOST)}
         self._losses = array("d")
-        self.after_pauses: list[int] = []  # steps before which time was left out
         self._length: int | None = None  # of a moment that is past
 
     def __len__(self) -> int:
@@ -76,7 +75,6 @@ class Steps:
         now._length = len(self)
         now._columns = dict(self._columns)
         now._losses = self._losses
-        now.after_pauses = list(self.after_pauses)
         return now
 
     def append(self, event: Event) -> None:
@@ -90,21 +88,6 @@ class Steps:
             column.append(row.get(name, MISSING))
         loss = event.get("loss")
         self._losses.append(math.nan if loss is None else loss)
-
-    def leave_out(self, began_ns: int, ended_ns: int) -> None:
-        """Have no step contain this time: the one that went on then begins later by as much."""
-        done = self.moments("done")
-        number = int(np.searchsorted(done, began_ns))
-        if number == len(done) or self._columns["asked"][number] > began_ns:
-            return
-        self._columns = {name: column[:] for name, column in self._columns.items()}  # see as_of_now
-        for name in set(self._columns) & MOMENT_NAMES:
-            at_ns = self._columns[name][number]
-            if MISSING < at_ns <= began_ns:
-                self._columns[name][number] = at_ns + ended_ns - began_ns
-            elif began_ns < at_ns < ended_ns:  # a GPU that went on
-                self._columns[name][number] = ended_ns
-        self.after_pauses.append(number)
 
     def moments(self, name: str, rows: slice = ALL) -> np.ndarray:
         """Return a column (rows,) int64; of a device's moment that is missing, the host's."""
