@@ -188,7 +188,7 @@ def test_what_has_no_name_in_the_script_is_told_as_an_example(what, user_module,
 
 REMEDIES = {
     (name, remedy.key): remedy
-    for name in ("body", "compute", "copies", "host", "launches", "loader", "workers")
+    for name in ("body", "compute", "copies", "launches", "loader", "workers")
     for remedy in vars(importlib.import_module(f"labkit.diagnosis.causes.{name}")).values()
     if isinstance(remedy, Remedy) and (remedy.code or remedy.make)
 }

@@ -9,8 +9,8 @@ import numpy as np
 
 from labkit.diagnosis import cause, causes, doubts  # noqa: F401 - causes register themselves
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.causes.around import of_the_whole
 from labkit.diagnosis.causes.compute import nothing_lost
-from labkit.diagnosis.causes.script import of_the_whole
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import CONCLUDED, Finding, Measured, Remedy
 from labkit.diagnosis.hot_lines import lines_of

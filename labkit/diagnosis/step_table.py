@@ -53,8 +53,7 @@ class StepTable:
         own = run.thread_s[first + 1 :]  # (steps,) s; NaN where not stamped, as of a watched loop
         self.is_timed = known.kind == "cpu" and bool(np.isfinite(own).any())
         ran = np.fmin(compute, own) if self.is_timed else compute
-        copied = (known.loop.copied if known.loop else 0.0) * wait
-        columns = (wait - copied, copy + copied, compute, launch, other)
+        columns = (wait, copy, compute, launch, other)
         table = np.column_stack([*columns, compute - ran, np.ones(count)])
         blocks = np.arange(0, count, max(1, -(-count // limits.MOST_DRAWN)))
         self.rows = len(blocks)

@@ -159,7 +159,7 @@ def _costliest_line(
     rows = []
     for run in runs:
         lines = lines_of(run)
-        there = is_part[np.searchsorted(edges, lines.ended_ns) - 1]
+        there = is_part[np.searchsorted(edges, lines.frame.ended_ns) - 1]
         rows += lines.rows(there & ~lines.mask("worker"))[:1]
     most = max(rows, key=lambda line: line.share, default=None)
     return (most.place, most.call) if most else ("", "")

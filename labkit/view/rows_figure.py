@@ -9,7 +9,6 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
-from labkit.api import Measurements
 from labkit.bench.grid import NOISY
 from labkit.results.measurements import UNITS, MeasurementsData, short
 from labkit.view.primitives import name_rows, write_beside
@@ -82,7 +81,7 @@ def plot(
 
 def as_of_now(table: Rows) -> Rows:
     """Return a table that stays as it is while it is drawn: of one that grows, what is there."""
-    return table.data if isinstance(table, Measurements) else table
+    return table if isinstance(table, pandas.DataFrame) else table.data
 
 
 def frame_of(table: Rows) -> pandas.DataFrame:

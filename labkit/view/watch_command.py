@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import subprocess
-import sys
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,10 +19,10 @@ from labkit.diagnosis.wall_shares import shares_of
 from labkit.diagnosis.watched_script import ScriptVerdict, dropped_passes, judge_runs, runs_in
 from labkit.instruments.hangs import HangWatch, LiveHang
 from labkit.instruments.messages import say
-from labkit.instruments.telemetry_process import TELEMETRY_AFTER_NS, start_telemetry
+from labkit.instruments.telemetry_process import TELEMETRY_AFTER_NS, telemetry_beside
 from labkit.process import folders
 from labkit.process.family import exit_name
-from labkit.process.run_mark import delete_run
+from labkit.process.leftovers import delete_run
 from labkit.results import saving
 from labkit.results.privacy import shown_command
 from labkit.results.run_data import RunData
@@ -167,7 +165,7 @@ def _of_run(found: ScriptVerdict, hang: LiveHang | None, headroom: bool) -> Judg
         texts.append(found.headroom["text"] if found.headroom else NOT_TRAINED)
     if hang is not None:
         values["hang"] = hang.to_dict()
-        texts.append(f"a hang: {hang.text}" + " It moved again afterwards." * hang.over)
+        texts.append(f"a hang: {hang.text}")
     texts += [str(lines)] if len(lines) else []
     texts.append(f"record: {run.path} (lk.load, labkit diagnose)")
     texts += [TO_TRY] if verdict.bottleneck == "input" else []
@@ -213,7 +211,7 @@ class ScriptTelemetry:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.beside: dict[Path, subprocess.Popen[bytes]] = {}  # each run's
+        self.beside: dict[Path, Path | None] = {}  # of each run, the file that its telemetry needs
 
     def __enter__(self) -> ScriptTelemetry:
         return self
@@ -221,16 +219,15 @@ class ScriptTelemetry:
     def look(self) -> list[Path]:
         """Start what loops still lack that have known their device for a while; return all."""
         found = folders_in(self.folder)
-        for run in set(found) - set(self.beside) if sys.platform == "linux" else ():
+        for run in set(found) - set(self.beside):
             machine = next(events_named("machine", run / FILE_NAME), None)
             if machine is not None and now_ns() - machine["t_ns"] > TELEMETRY_AFTER_NS:
-                self.beside[run] = start_telemetry(run)
+                self.beside[run] = telemetry_beside(run)
         return found
 
     def __exit__(self, *_error: object) -> None:
-        for process in self.beside.values():
-            process.kill()
-            process.wait()
+        for file in filter(None, self.beside.values()):
+            file.unlink(missing_ok=True)
 
 
 def write_report(found: Judged, path: str | None, overwrite: bool) -> None:

@@ -25,10 +25,10 @@ from weakref import WeakKeyDictionary
 
 from labkit.instruments import loader_hook, stack
 from labkit.instruments.before_calls import Before, Call, held
+from labkit.instruments.loader_knobs import length_of
 from labkit.instruments.messages import say
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.interrupts import OwnErrors, signal_of
-from labkit.watching.batches import length_of
 from labkit.watching.headroom import AlternatingPass, Alternation
 from labkit.watching.passes import Pass
 from labkit.watching.recorder import Recorder

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.instruments.loader_progress import (
+from labkit.instruments.hangs import (
     IDLE,
     IN_BODY,
     SINCE,

@@ -17,11 +17,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from labkit.instruments import loader_knobs, record_head
-from labkit.instruments.batch_contents import dtype_of_most, unseen
+from labkit.instruments.batch_contents import BatchFacts, dtype_of_most, unseen
 from labkit.instruments.before_calls import held
 from labkit.instruments.growth import Growth
+from labkit.instruments.hangs import PROGRESS
 from labkit.instruments.loader_hook import Recording, in_workers
-from labkit.instruments.loader_progress import PROGRESS
 from labkit.instruments.loader_work import STARTS, LoaderWork
 from labkit.instruments.sampler import FLAG, Sampler
 from labkit.instruments.telemetry_process import TELEMETRY_AFTER_NS, telemetry_beside
@@ -29,7 +29,6 @@ from labkit.process.thinning import Thinning
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.interrupts import OwnErrors
 from labkit.watching import run_folders
-from labkit.watching.batches import BatchFacts
 from labkit.watching.device_in_use import device_of, machine_and_clock
 from labkit.watching.loader_call import call_of, has_compiled, may_fuse, trainer_frame
 from labkit.watching.loop_steps import LoopSteps
@@ -263,7 +262,7 @@ class Recorder:
 
         `frame` runs the loop. Beside one that takes longer, the instruments are sampled.
         """
-        self.growth.look(frame, self.sampler.places.loop, self.steps.next)
+        self.growth.look(frame, self.sampler.places.loop)
         on = switches_on()
         self.switches = on if self.switches is None else self.switches & on
         if now > self.telemetry_due and self.pid == os.getpid():
