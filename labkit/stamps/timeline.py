@@ -146,8 +146,6 @@ class Step(NamedTuple):
 class HostTimeline:
     """Steps of a device that runs while the host waits: the CPU."""
 
-    cpu_ns = 0
-    until_read = 0  # steps in which the thread's CPU clock is not read
     # A copy to the CPU is over when it is issued. Just the clock: a method costs cold caches 4 µs
     copying = staticmethod(now_ns)
     copied = staticmethod(now_ns)
@@ -156,6 +154,8 @@ class HostTimeline:
         """Hand each step to `add`; a compute of `long_ns` has its CPU time read every time."""
         self.add = add
         self.long_ns = long_ns
+        self.cpu_ns = 0
+        self.skipped = 0  # steps to come in which the thread's CPU clock is not read
         self.computing: Callable[[], object] = self.read_cpu
 
     def read_cpu(self) -> None:
@@ -166,15 +166,12 @@ class HostTimeline:
         """Record a step, over now; return its end, in ns."""
         done = now_ns()
         spent = 0  # not read
-        if self.until_read:
-            self.until_read -= 1
-            if not self.until_read:
-                self.computing = self.read_cpu
+        if self.skipped:
+            self.skipped -= 1
         else:
             spent = time.thread_time_ns() - self.cpu_ns
-            if spent < self.long_ns:
-                self.until_read = SHORT_STEPS - 1
-                self.computing = now_ns
+            self.skipped = SHORT_STEPS - 1 if spent < self.long_ns else 0
+        self.computing = now_ns if self.skipped else self.read_cpu
         stamps = (step.asked, step.ready, step.copied, done)
         loss = step.loss.item()
         self.add(FinishedStep(step.number, stamps, step.samples, loss, cpu_ns=spent))
@@ -191,7 +188,7 @@ class WaitingTimeline(HostTimeline):
         super().__init__(add)
         self.device = device
         self.computing = now_ns  # the thread's CPU time is not that of the compute
-        self.until_read = 2**62
+        self.skipped = 2**62
 
     def copied(self) -> int:
         """Wait for the copy; return the host's time."""

@@ -13,7 +13,6 @@ from typing import Any
 
 from labkit.api import Run
 from labkit.diagnosis.verdict import Diagnosis
-from labkit.instruments.hangs import HangWatch
 from labkit.instruments.messages import say
 from labkit.process import folders, launcher
 from labkit.view.display import Display, figure_of, remember
@@ -45,7 +44,6 @@ class Watch(StandIn):
         self._recorder: Recorder | None = None
         self._run: Run | None = None
         self._display: Display | None = None
-        self._hangs = contextlib.ExitStack()  # are looked for until the Run ends
 
     def __iter__(self) -> Iterator[Any]:
         try:
@@ -103,7 +101,6 @@ class Watch(StandIn):
         self._run = None
         is_shown = self.live and not is_of_script and run_folders.own_rank() == "0"
         self._display = Display() if is_shown else None
-        self._hangs.enter_context(HangWatch(lambda: [recorder.folder]))
         while len(_open) >= OPEN_MOST:
             _open[0].close()
         _open.append(self)
@@ -138,7 +135,6 @@ class Watch(StandIn):
         if recorder.pid != os.getpid():
             return
         recorder.close(error)
-        self._hangs.close()
         if self._display is not None:
             leave(self._display, self.run)
         self._display = None
@@ -161,12 +157,6 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
     if model is not None and not hasattr(model, "register_forward_pre_hook"):
         raise TypeError(f"lk.watch(model={type(model).__name__}): give it the torch.nn.Module.")
     check_iterable(loader, "lk.watch")
-    data = sys.modules.get("torch.utils.data")
-    if data and isinstance(loader, data.Dataset) and not isinstance(loader, data.IterableDataset):
-        raise TypeError(
-            f"lk.watch({type(loader).__name__}): a dataset gives single items. Watch its loader: "
-            "for batch in lk.watch(DataLoader(dataset, batch_size=32)): ..."
-        )
     caller = sys._getframe(1)
     dataset = getattr(loader, "dataset", None)
     call_site = (caller.f_code, caller.f_lineno, type(loader), id(dataset))
@@ -176,7 +166,8 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
         if anew or each.loader is loader:
             watched = each
             each.loader = loader
-    watched = watched or Watch(loader, live, call_site)
+    if watched is None:
+        watched = Watch(loader, live, call_site)
     watched.model = watched.model if model is None else model
     return remember(watch, watched)
 
@@ -212,12 +203,11 @@ def leave(display: Display, run: Run) -> None:
             show(run.lines)
 
 
-def close_all(error: BaseException | None = None, going_on: bool = True) -> None:
-    """End open Runs, with the `error` that ended the cell; `going_on`: those iterated as well."""
+def close_all(error: BaseException | None = None) -> None:
+    """End open Runs, with the `error` that ended the cell or the script, where one did."""
     for each in list(_open):
-        if going_on or not each.is_iterated:
-            with contextlib.suppress(Exception):
-                each.close(error)
+        with contextlib.suppress(Exception):
+            each.close(error)
 
 
 @functools.cache  # once
@@ -225,13 +215,10 @@ def _end_with_the_cell() -> None:
     """See to it that open Runs end with the notebook cell, or else with the script."""
     ipython = sys.modules.get("IPython")
     if shell := ipython and ipython.get_ipython():
-        shell.events.register("post_run_cell", _after_cell)
+        shell.events.register(
+            "post_run_cell", lambda result: close_all(getattr(result, "error_in_exec", None))
+        )
     # pandas, which the diagnosis needs, has it imported: too late once the program has ended
     import concurrent.futures.thread  # noqa: F401
 
     atexit.register(lambda: close_all(getattr(sys, "last_value", None)))
-
-
-def _after_cell(result: object) -> None:
-    error = getattr(result, "error_in_exec", None)
-    close_all(error, going_on=error is not None)

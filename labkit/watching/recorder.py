@@ -20,7 +20,7 @@ from labkit.instruments import loader_knobs, record_head
 from labkit.instruments.batch_contents import BatchFacts, dtype_of_most, unseen
 from labkit.instruments.before_calls import held
 from labkit.instruments.growth import Growth
-from labkit.instruments.hangs import PROGRESS
+from labkit.instruments.hangs import PROGRESS, HangWatch
 from labkit.instruments.loader_hook import Recording, in_workers
 from labkit.instruments.loader_work import STARTS, LoaderWork
 from labkit.instruments.sampler import FLAG, Sampler
@@ -93,6 +93,9 @@ class Recorder:
         if self.knobs.get("num_workers") == 0:
             self.work = LoaderWork(self.log, -1, 1, self.while_there)
         self.starts = Thinning(STARTS)  # of the loader's workers: those that record themselves
+        self.ends = contextlib.ExitStack()  # what ends with the run
+        if str(self.folder.parent) != run_folders.of_script:  # else `labkit watch` looks for them
+            self.ends.enter_context(HangWatch(lambda: [self.folder]))
         self.telemetry: Path | None = None  # a file that it goes on with
         self.telemetry_due = now_ns() + TELEMETRY_AFTER_NS
 
@@ -302,6 +305,7 @@ class Recorder:
             self.end_pass("left early")
         if error is not None and self.how != "exhausted":
             self._write_end("failed", error)
+        self.ends.close()
         self.sampler.stop()
         self.flush()
         self.steps.drain.remove()
