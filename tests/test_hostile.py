@@ -270,8 +270,9 @@ def test_code_to_paste_is_made_of_names_and_numbers_whatever_a_record_says(part,
     every = [code.lines({name: value}) for name, value in changes.items()]
     every += [LoopCode.of(told, trainer=True).lines(changes)]
     assert said not in "".join(every)
-    assert "data.DataLoader(train_set, batch_size=32, num_workers=4" in LoopCode.of(CODE).lines(
-        {"num_workers": 4}
+    line = LoopCode.of(CODE).lines({"num_workers": 4})
+    assert (
+        "data.DataLoader(train_set, batch_size=32, collate_fn=mine.collate, num_workers=4" in line
     )
 
 

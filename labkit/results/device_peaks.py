@@ -76,7 +76,7 @@ class Peaks(Result):
         """Build from the rows that `lk.peaks` measured."""
         rows = measured.rows.drop_duplicates("of", keep="last").set_index("of")
         known = rows[rows["error"].isna()]
-        rates = known["per_s"].astype(float)
+        rates = known["per_s"].map(float)
         memory = rates.get("bandwidth")
         return cls(
             machine=measured.machine,

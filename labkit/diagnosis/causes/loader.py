@@ -68,7 +68,7 @@ def workers_to_try(evidence: Evidence) -> int | None:
     if now:
         most = max(LEAST_MAX_WORKERS, 2 * cores)
         return None if cores_full(evidence) or 2 * now > most else 2 * now
-    if now is None and (trace is None or trace.has_workers):
+    if now is None and (trace is None or trace.known("has_workers")):
         return None
     return max(FEWEST, min(MOST_AT_FIRST, cores))
 
