@@ -17,7 +17,7 @@ from played_gpu import GPU, MS, log, play
 
 from labkit.api import launch
 from labkit.diagnosis.findings import NEIGHBOUR
-from labkit.process import handle
+from labkit.process import launcher
 from labkit.stamps.events import EventLog
 from labkit.stamps.record import Tail
 
@@ -299,7 +299,7 @@ wait = t.Lifetime.wait_for
 t.Lifetime.wait_for = lambda *a: wait(*a) | {{"uuid": {OWN!r}}}
 t.main(int(sys.argv[1]))
 """
-    monkeypatch.setattr(handle, "TELEMETRY", [sys.executable, "-c", code])
+    monkeypatch.setattr(launcher, "TELEMETRY", [sys.executable, "-c", code])
     monkeypatch.setenv("LD_LIBRARY_PATH", str(stub))
     monkeypatch.setenv("STUB", "hangs")
     run = launch(QUICK.but(steps=10**6, seconds=2.5)).wait()

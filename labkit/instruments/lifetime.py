@@ -24,7 +24,6 @@ from labkit.stamps.folder_rights import is_ours
 from labkit.stamps.keys import masked
 
 INTERRUPTED = 130  # exit code of Ctrl-C, as in a shell
-STOPPING = ("SIGINT", "SIGBREAK")  # the second is Windows', for a process in a group of its own
 
 MAX_TRACEBACK = 8_000  # characters kept of a traceback
 
@@ -60,9 +59,7 @@ def serve(work: Callable[[AnyOrder, Path, EventLog], int | None], place: str = "
         log.write("stopped")
         os._exit(INTERRUPTED)
 
-    for name in STOPPING:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), leave)
+    signal.signal(signal.SIGINT, leave)
     config = getattr(multiprocessing.current_process(), "_config", {})
     use_sockets(socket_folder(os.getpid()), config)
     try:

@@ -22,7 +22,7 @@ from labkit.instruments.messages import say
 from labkit.instruments.telemetry_process import TELEMETRY_AFTER_NS, telemetry_beside
 from labkit.process import folders
 from labkit.process.family import exit_name
-from labkit.process.run_mark import delete_run
+from labkit.process.leftovers import delete_run
 from labkit.results import saving
 from labkit.results.privacy import shown_command
 from labkit.results.run_data import RunData
