@@ -162,7 +162,7 @@ def test_the_card_is_found_by_its_uuid(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", last.machine.uuid)  # it is cuda:0 now
     run = finished(FED.but(steps=5, xray=False))
     assert run.machine.uuid == last.machine.uuid and run.machine.device == "cuda:0"
-    assert any(sample.get("power_w") for sample in run.telemetry)
+    assert any(sample.get("memory_gib") for sample in run.telemetry)
 
 
 def used_gib():
