@@ -105,7 +105,7 @@ def tune(options: argparse.Namespace) -> Outcome:
 
 def tuned(options: argparse.Namespace) -> Tuning:
     """Run the search that was asked for; raises ValueError on what does not go together."""
-    from labkit.tuning.source import NAMED
+    from labkit.tuning.set_up import NAMED
 
     names = ("step", "batch_size", "max_workers")
     own = {name: getattr(options, name) for name in names if getattr(options, name) is not None}

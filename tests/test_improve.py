@@ -44,7 +44,7 @@ def climbed(rate, found):
 
     ladder = Tuning("fake", dict(START), lk.Pipeline(), line="a CPU")
     try:
-        return Improver(ladder, SimpleNamespace(measure=measure, each=None)).run()
+        return Improver(ladder, SimpleNamespace(measure=measure)).run()
     except KeyboardInterrupt:
         return ladder
 

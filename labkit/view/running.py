@@ -15,6 +15,7 @@ from labkit.stamps.interrupts import held
 from labkit.tuning.search import Search
 from labkit.tuning.search_result import Interrupted, Tuning
 from labkit.tuning.set_up import improver, script_tuner, tuner
+from labkit.tuning.trial import Trial
 from labkit.view import wandb_log
 from labkit.view.display import Display, remember
 from labkit.view.live import RunDisplay
@@ -207,8 +208,8 @@ def searched(function: Callable[..., object], search: Search) -> Tuning:
     remember(function, found)
     display = Display()
 
-    def judged() -> None:
-        display.final(found.last_line, found.table("going on"))
+    def judged(trial: Trial) -> None:
+        display.final("; ".join(filter(None, found.row(trial))), found.table("going on"))
 
     def running(run: Run) -> None:
         if display.due:

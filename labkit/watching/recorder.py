@@ -86,7 +86,7 @@ class Recorder:
         self.may_fuse: bool | None = None  # of their optimizer, as `may_fuse()` says
         code = None  # of the call that makes the loader
         with OwnErrors():
-            code = call_of(loader, model)
+            code = call_of(loader)
         watched = {
             "loader": type(loader).__name__,
             "trainer": trainer_frame() is not None,  # so that its arguments set the loader
