@@ -55,7 +55,7 @@ NO_STEP = (
 
 
 class ScriptBench:
-    """Runs one command with knobs of its loader changed; its rates are in steps/s."""
+    """Runs one command with knobs of its loader changed."""
 
     def __init__(self, command: list[str], seconds: float, cwd: Path | None = None):
         """`command` as a shell takes it; `seconds` of steady steps are timed in each run."""
@@ -89,6 +89,7 @@ class ScriptBench:
         tuning.code = LoopCode.of(loop.loop_code, trainer=loop.trainer)
         tuning.verdict = judged and judged.ranks.verdict
         tuning.start = of_loader(knobs_of(loop))
+        tuning.unit = "samples/s" if "batch_size" in knobs_of(loop) else "batches/s"
         tuning.tried = [Trial(dict(tuning.start), outcomes=[outcome])]
 
     def measure(self, knobs: Settings, rate: float | None = None, whole: bool = False) -> Outcome:
@@ -122,8 +123,8 @@ class ScriptBench:
         others = max(0.0, others_busy_s() - busy_s) / seconds / (psutil.cpu_count() or 1)
         self.loop = loop = timed or self._loop(runs_in(script.folder))
         steps_ms = [] if loop is None else self._steps_ms(loop)
-        if timed or len(steps_ms) >= FEWEST_STEPS:
-            return Outcome(len(steps_ms) / sum(steps_ms) * 1e3, seconds=seconds, others=others)
+        if loop and (timed or len(steps_ms) >= FEWEST_STEPS):
+            return Outcome(rate_of(loop, steps_ms), seconds=seconds, others=others)
         if loop is not None:
             failed = (
                 f"its training loop made {loop.steps} steps in {seconds:.0f} s, too few to "
@@ -145,7 +146,7 @@ class ScriptBench:
             if loop is not None:
                 until_s = begun_s + FIRST_STEP_S + 10 * self.seconds
                 script.trainer = pid_of(loop)
-                if self._is_timed(self._steps_ms(loop), rate):
+                if self._is_timed(loop, self._steps_ms(loop), rate):
                     return loop
         return None
 
@@ -165,10 +166,10 @@ class ScriptBench:
         warm = WARM_STEPS + max(KEPT_BATCHES, in_flight(of_loader(knobs_of(loop))))
         return steps_ms.loc[warm:].drop(later, errors="ignore").tolist()
 
-    def _is_timed(self, steps_ms: list[float], rate: float) -> bool:
+    def _is_timed(self, loop: RunData, steps_ms: list[float], rate: float) -> bool:
         """Return whether these steps are enough, or clearly slower than `rate`."""
         took_s = sum(steps_ms) / 1e3
-        if took_s > EARLY_S and len(steps_ms) / took_s < rate / 2:
+        if took_s > EARLY_S and rate_of(loop, steps_ms) < rate / 2:
             return True
         return took_s >= self.seconds * (1 if len(steps_ms) >= FEWEST_STEPS else LONGEST)
 
@@ -214,17 +215,22 @@ class Script(subprocess.Popen[bytes]):
 
 def made_at(loop: RunData) -> str:
     """Return the line that made a loop's loader, "file:line"; "" where it has none of torch's."""
-    return (loop.loop_code or {}).get("made") or ""
+    return loop.fact_of("spec", "watched", "code", "made", default="")
 
 
 def knobs_of(loop: RunData) -> Settings:
     """Return the arguments of a loop's loader that are known."""
-    return loop.fact_of("spec", "pipeline", {})
+    return loop.fact_of("spec", "pipeline", default={})
+
+
+def rate_of(loop: RunData, steps_ms: list[float]) -> float:
+    """Return how many samples a second some steps had; batches, where their size is not known."""
+    return len(steps_ms) * knobs_of(loop).get("batch_size", 1) / sum(steps_ms) * 1e3
 
 
 def pid_of(loop: RunData) -> int:
     """Return the process that a loop runs in."""
-    return loop.fact_of("hello", "pid", 0)
+    return loop.fact_of("hello", "pid")
 
 
 def why_it_failed(output: IO[bytes], code: int | None) -> str:

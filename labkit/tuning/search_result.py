@@ -92,7 +92,8 @@ class Tuning(Result):
         elif self.command:
             lines = self._script_lines()
         else:
-            lines = replace(self.code, call=self.code.call or "").loader_line(self.best)
+            code = replace(self.code, call=self.code.call or "")
+            lines = code.loader_line({"batch_size": self.best["batch_size"], **self.changes})
         return lines.rstrip("\n")
 
     def _script_lines(self) -> str:

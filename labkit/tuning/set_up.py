@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from labkit.diagnosis.causes.loader import too_many
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.instruments.loader_knobs import knobs_of
 from labkit.prediction.prediction import LEAST_MAX_WORKERS
@@ -46,7 +45,7 @@ def tuner(
     most = _most_workers(here.cpu_cores)
     if max_workers is not None:
         most = KNOBS["num_workers"].check(max_workers)
-    notes = [f"Up to {most} workers were tried (max_workers){too_many(most, here.cpu_cores)}."]
+    notes = [f"Up to {most} workers were tried (max_workers)."]
     own = knobs_of(what)  # of a DataLoader
     source = None
     if isinstance(what, Pipeline):
@@ -127,7 +126,7 @@ def script_tuner(
     here = machine()
     bench = ScriptBench(command, seconds, cwd)
     name, command_line = shown_command(bench.command)[-1], shlex.join(bench.command)
-    tuning = Tuning(name, {}, line=here.line, unit="steps/s", command=command_line)
+    tuning = Tuning(name, {}, line=here.line, command=command_line)
     bench.look(tuning)
     return Search(
         tuning,

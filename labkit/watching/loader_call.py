@@ -38,7 +38,6 @@ def call_of(loader: object) -> dict[str, object]:
         "dataset_type": type(dataset).__name__,
         "streams": is_a(dataset, "torch.utils.data", "IterableDataset"),
         "made": held(loader).get(MADE),
-        "cards": 1,
         "call": None,
         "arguments": None,
     }

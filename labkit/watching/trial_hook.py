@@ -17,11 +17,11 @@ from types import FrameType, ModuleType
 from typing import Any, TypedDict
 
 from labkit.instruments.before_calls import held
+from labkit.instruments.loader_knobs import length_of
 from labkit.instruments.stack import is_users
 from labkit.knobs import Settings
 from labkit.spec import WITHOUT_WORKERS
 from labkit.stamps.interrupts import OwnErrors
-from labkit.watching.batches import length_of
 from labkit.watching.headroom import Kept
 from labkit.watching.loader_call import MADE
 
