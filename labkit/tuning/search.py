@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from statistics import median
 
@@ -159,9 +160,8 @@ class Search:
         best = None
         while best is not self.best:
             best = self.best
-            more = [count for count in self.counts if count > best.workers]
-            fewer = [count for count in self.counts if count < best.workers]
-            for count in (*more[:1], *fewer[-1:]):
+            place = bisect_left(self.counts, best.workers)
+            for count in self.counts[max(0, place - 1) : place + 2]:
                 yield from self.with_workers(count)
 
     def with_workers(self, count: int) -> Iterator[Trial]:

@@ -114,9 +114,7 @@ def _most_workers(cores: int | None) -> int:
     return max(LEAST_MAX_WORKERS, 2 * (cores or 1))
 
 
-def script_tuner(
-    command: list[str], *, seconds: float, budget: float, cwd: Path | None = None
-) -> Search:
+def script_tuner(command: list[str], *, seconds: float, budget: float, cwd: Path) -> Search:
     """Return a search over runs of a script, which has been run once as it is.
 
     Raises:

@@ -48,8 +48,6 @@ class ChangedLoaders:
     def __init__(self, order: Order):
         self.order = order
         self.kept = Kept()
-        # Where the first loader of a dataset was made, by its id; kept, so that none is new
-        self.of_datasets: dict[int, tuple[str, object]] = {}
 
     def hook(self, kind: Any) -> None:
         """Hook how a loader is made, and how a pass over it begins."""
@@ -58,11 +56,10 @@ class ChangedLoaders:
 
         @functools.wraps(make)
         def made(loader: Any, /, *args: Any, **kwargs: Any) -> None:
-            site = None
-            with OwnErrors():
-                bound = signature.bind(loader, *args, **kwargs)
-                site = self.site_of(sys._getframe(1), loader, bound.arguments["dataset"])
-                if site == self.order["site"]:
+            site = site_of(sys._getframe(1), loader)
+            if site == self.order["site"]:
+                with OwnErrors():
+                    bound = signature.bind(loader, *args, **kwargs)
                     args, kwargs = with_changes(bound, self.order["changes"])
             make(loader, *args, **kwargs)
             setattr(loader, MADE, site)
@@ -77,24 +74,15 @@ class ChangedLoaders:
 
         kind.__init__, kind.__iter__ = made, iterated
 
-    def site_of(self, frame: FrameType | None, loader: object, dataset: object) -> str:
-        """Return the user's line that makes a loader.
 
-        A library makes loaders anew of the script's: their dataset tells which it is.
-        """
-        while frame is not None and (
-            frame.f_globals.get("__name__", "").startswith("torch.utils.data")
-            or (frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is loader)
-        ):
-            frame = frame.f_back
-        is_again = id(dataset) in self.of_datasets
-        if is_again and frame is not None and not is_users(frame.f_code.co_filename):
-            return self.of_datasets[id(dataset)][0]
-        while frame is not None and not is_users(frame.f_code.co_filename):
-            frame = frame.f_back
-        site = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
-        self.of_datasets[id(dataset)] = site, dataset
-        return site
+def site_of(frame: FrameType | None, loader: object) -> str:
+    """Return the user's line that makes a loader, at once or through a library."""
+    while frame is not None and (
+        not is_users(frame.f_code.co_filename)
+        or (frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is loader)
+    ):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
 
 
 def replayed(kept: Kept, live: Callable[[], object], length: int | None) -> Iterator[object]:
