@@ -42,7 +42,7 @@ def climbed(rate, found):
         )
         return Outcome(run.throughput, run=run)
 
-    ladder = Tuning("fake", dict(START), lk.Pipeline(), line="a CPU")
+    ladder = Tuning("fake", dict(START), lk.Pipeline(), machine="a CPU")
     try:
         return Improver(ladder, SimpleNamespace(measure=measure)).run()
     except KeyboardInterrupt:

@@ -89,7 +89,7 @@ def test_a_script_is_run_as_it_is_then_with_workers_and_nothing_is_left(tmp_path
     first = f"folder = os.environ['LABKIT_TUNE_DIR']; open({str(kept)!r}, 'a').write(folder + ';');"
     first += " open(folder + '/model.pt', 'w').close()"
     bench, tuning = looked(tmp_path, 0.5, first=first)
-    assert tuning.site == "train.py:17" and tuning.start["num_workers"] == 0
+    assert tuning.loader == "train.py:17" and tuning.start["num_workers"] == 0
     alone = tuning.tried[0].rate
     more = bench.measure({"num_workers": 4, "library_threads": 1}).rate
     ready = bench.measure({"ready": True}).rate
@@ -208,7 +208,7 @@ def searched(rates, *, others=lambda _run: 0.0, budget_s=600.0, start=0):
     knobs = of_loader({"num_workers": start})
     first = Trial(dict(knobs), outcomes=[measure(knobs, None)])
     tuning = Tuning("train.py", knobs, command="python train.py", tried=[first])
-    tuning.site = "train.py:9"
+    tuning.loader = "train.py:9"
     bench = SimpleNamespace(measure=measure, epochs=False)
     how = {"budget_s": budget_s, "max_workers": 12, "on_card": False}
     return Search(tuning, bench, **how).run(), len(runs)
@@ -277,4 +277,4 @@ def test_a_pair_with_other_neighbours_is_measured_again_and_a_shared_machine_is_
 def test_what_the_budget_leaves_out_is_said():
     tuning, runs = searched(waiting, budget_s=0.0)
     assert runs == 2 and "The budget is spent" in str(tuning) and "--budget" in str(tuning)
-    assert "no time to try a change" in tuning.headline and tuning.ready_gain == 10
+    assert "no time to try a change" in tuning.headline and tuning.ready_batches == 10

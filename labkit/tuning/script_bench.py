@@ -85,7 +85,7 @@ class ScriptBench:
             )
         self.site = made_at(loop)
         self.epochs = len(loop.first_steps) > 1
-        tuning.site = Path(self.site).name
+        tuning.loader = Path(self.site).name
         tuning.code = LoopCode.of(loop.loop_code, trainer=loop.trainer)
         tuning.verdict = judged and judged.ranks.verdict
         tuning.start = of_loader(knobs_of(loop))

@@ -114,7 +114,7 @@ class Search:
         if found.command:
             ready = Trial.changing(self.start.knobs, {"ready": True})
             yield ready
-            found.ready_gain = ready.rate / self.start.rate or None
+            found.ready_batches = ready.rate / self.start.rate or None
             if 0 < ready.rate < READY_GAIN * self.start.rate:
                 found.stopped = "the loader is not what holds this loop back"
                 found.limit = found.verdict.bottleneck if found.verdict else "unsure"

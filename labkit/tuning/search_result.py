@@ -18,6 +18,12 @@ CELL = 90  # characters of a cell: errors can be long
 # What libraries of threads read when they are loaded: OpenMP (torch, scikit-learn), OpenBLAS
 # (NumPy), MKL (torch), OpenCV
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OPENCV_FOR_THREADS_NUM")
+# What stands in `--json` as it is
+IN_JSON = (
+    "source", "machine", "best", "changes", "speedup", "snippet", "seconds", "interrupted",
+    "stopped", "notes",
+)  # fmt: skip
+OF_SCRIPTS = ("command", "loader", "unit", "ready_batches", "limit", "environment")
 BEFORE_IMPORTS = "# before NumPy, OpenCV and torch are imported; or set them in the shell"
 
 
@@ -25,11 +31,11 @@ BEFORE_IMPORTS = "# before NumPy, OpenCV and torch are imported; or set them in 
 class Tuning(Result):
     """The result of a search for settings: finished, interrupted or still going on."""
 
-    name: str  # what was searched
+    source: str  # what was searched
     start: Settings
     asked: Pipeline | None = None  # the pipeline searched; None for the user's own data
     code: LoopCode = field(default_factory=LoopCode)  # how the user's script makes the loader
-    line: str = ""  # the machine in one line
+    machine: str = ""  # in one line
     tried: list[Trial] = field(default_factory=list)  # in the order of their first runs
     chosen: Trial | None = None  # the trial to take, once that is decided
     pairs: list[float] = field(default_factory=list)  # gains, each of two runs in turn
@@ -41,8 +47,8 @@ class Tuning(Result):
     verdict: Diagnosis | None = None  # of a script's first run, or of the best pipeline
     # Of a script, which is run as it is; "" of a pipeline or a dataset
     command: str = ""
-    site: str = ""  # "file:line" where its loader is made
-    ready_gain: float | None = None  # throughput with ready batches over that as it is
+    loader: str = ""  # "file:line" where it is made
+    ready_batches: float | None = None  # throughput with them over that as it is
     limit: str = "loader"  # or what holds it back instead
 
     @property
@@ -104,7 +110,7 @@ class Tuning(Result):
         if lines:
             lines.insert(0, BEFORE_IMPORTS)
         if changes:
-            typed = f"# {self.site}: DataLoader(..., {as_typed(changes)})"
+            typed = f"# {self.loader}: DataLoader(..., {as_typed(changes)})"
             lines.append(self.code.lines(changes) or typed)
         return "\n".join(lines)
 
@@ -112,7 +118,7 @@ class Tuning(Result):
     def headline(self) -> str:
         """The result in one line."""
         state = " (interrupted: the best so far)" if self.interrupted else ""
-        title = f"{type(self).__name__}({self.name}){state}"
+        title = f"{type(self).__name__}({self.source}){state}"
         if not self.winner or not self.winner.rate:
             return f"{title}: nothing measured yet"
         said = as_typed(self.changes) or self.stopped or "nothing faster so far"
@@ -126,23 +132,15 @@ class Tuning(Result):
 
     def to_dict(self) -> dict[str, object]:
         """Return the result as JSON types."""
-        start_rate = self.tried[0].rate if self.tried else None
-        names = ("best", "changes", "speedup", "seconds", "interrupted", "stopped", "notes")
-        values = {name: getattr(self, name) for name in (*names, "snippet")} | {
-            "source": self.name,
-            "machine": self.line,
+        names = IN_JSON + (OF_SCRIPTS if self.command else ())
+        return {name: getattr(self, name) for name in names} | {
             "baseline": self.start,
-            "baseline_throughput": start_rate or None,
+            "baseline_throughput": self.tried[0].rate or None if self.tried else None,
             "best_throughput": self.winner.rate or None if self.winner else None,
             "trials": [trial.to_dict() | {"gain": self._gain(trial)} for trial in self.tried],
             "speedup_range": [min(self.pairs), max(self.pairs)] if self.pairs else None,
             "diagnosis": self.verdict.to_dict() if self.verdict else None,
         }
-        if self.command:
-            names = ("command", "unit", "limit", "environment")
-            values |= {name: getattr(self, name) for name in names}
-            values |= {"loader": self.site, "ready_batches": self.ready_gain}
-        return values
 
     def table(self, now: str = "") -> Table:
         """Return every trial; below, once it is over, notes and code; `now` is what goes on."""
@@ -150,8 +148,8 @@ class Tuning(Result):
         foot = [now or "starting"]
         if is_over:
             foot = [*self._held_back(), *self.notes, *self.snippet.split("\n")]
-        if self.line:
-            foot.append(f"measured on {self.line}")
+        if self.machine:
+            foot.append(f"measured on {self.machine}")
         foot.append(delays_of(each.run for each in self.outcomes if each.run))
         return Table(
             [self.row(trial) for trial in self.tried],

@@ -124,7 +124,7 @@ def script_tuner(command: list[str], *, seconds: float, budget: float, cwd: Path
     here = machine()
     bench = ScriptBench(command, seconds, cwd)
     name, command_line = shown_command(bench.command)[-1], shlex.join(bench.command)
-    tuning = Tuning(name, {}, line=here.line, command=command_line)
+    tuning = Tuning(name, {}, machine=here.line, command=command_line)
     bench.look(tuning)
     return Search(
         tuning,
@@ -144,5 +144,5 @@ def improver(pipeline: object) -> Improver:
         )
     check_device(pipeline.device)
     knobs = pipeline.to_dict()
-    found = Tuning(repr(pipeline), knobs | of_loader(knobs), pipeline, line=machine().line)
+    found = Tuning(repr(pipeline), knobs | of_loader(knobs), pipeline, machine=machine().line)
     return Improver(found, TrialBench(pipeline, None, IMPROVE_S, look=True))
