@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -53,6 +54,9 @@ NO_STEP = (
     "`labkit watch` says where its time goes."
 )
 
+# Removed whatever a script has left in it
+scratch_folder = partial(tempfile.TemporaryDirectory, ignore_cleanup_errors=True)
+
 
 class ScriptBench:
     """Runs one command with knobs of its loader changed."""
@@ -71,7 +75,7 @@ class ScriptBench:
     def look(self, tuning: Tuning) -> None:
         """Run the script as it is, and begin `tuning`; RuntimeError where nothing can be tried."""
         begun_ns = now_ns()
-        with tempfile.TemporaryDirectory(dir=folders.home()) as folder:
+        with scratch_folder(dir=folders.home()) as folder:
             outcome = self._run(folder, {})
             runs = runs_in(Path(folder))
             judged = judge_runs(runs, begun_ns, now_ns())
@@ -97,7 +101,7 @@ class ScriptBench:
 
         It ends early where it is far slower than `rate`, unless the run is to be `whole`.
         """
-        with tempfile.TemporaryDirectory(dir=folders.home()) as folder:
+        with scratch_folder(dir=folders.home()) as folder:
             return self._run(folder, knobs, 0.0 if whole else rate or 0.0)
 
     def _run(self, folder: str, knobs: Settings, rate: float = 0.0) -> Outcome:
@@ -107,7 +111,7 @@ class ScriptBench:
         changes |= {"num_workers": 0} if is_ready else {}  # they would only get into the way
         order = Order(site=self.site, changes=changes, ready=is_ready)
         begun_s, busy_s = time.monotonic(), others_busy_s()
-        with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryFile() as output:
+        with scratch_folder() as scratch, tempfile.TemporaryFile() as output:
             env = hooked(LABKIT_WATCHING=folder, LABKIT_TRIAL=json.dumps(order))
             env |= {MARK: folder, "LABKIT_TUNE_DIR": scratch}
             if threads := knobs.get("library_threads"):
