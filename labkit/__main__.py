@@ -105,7 +105,7 @@ def tune(options: argparse.Namespace) -> Outcome:
 
 def tuned(options: argparse.Namespace) -> Tuning:
     """Run the search that was asked for; raises ValueError on what does not go together."""
-    from labkit.tuning.source import NAMED
+    from labkit.tuning.set_up import NAMED
 
     names = ("step", "batch_size", "max_workers")
     own = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
@@ -113,9 +113,10 @@ def tuned(options: argparse.Namespace) -> Tuning:
     if options.what and not NAMED.fullmatch(options.what[0]):
         if own:
             raise ValueError(f"{' and '.join(own)}: goes with MODULE:FUNCTION, not with a script.")
-        from labkit.view.watch_command import tune_command
+        from labkit.view.running import tune_script
 
-        return tune_command(options.what, options.budget, options.cwd_copy, **seconds)
+        where = {"budget": options.budget, "in_copy": options.cwd_copy}
+        return tune_script(options.what, **where, **seconds)
     if len(options.what) != 1:
         raise ValueError("tune one MODULE:FUNCTION, or a script: labkit tune -- python train.py")
     sys.path[:0] = [] if os.getcwd() in sys.path else [os.getcwd()]  # as a script's own modules

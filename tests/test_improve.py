@@ -42,9 +42,9 @@ def climbed(rate, found):
         )
         return Outcome(run.throughput, run=run)
 
-    ladder = Tuning("fake", dict(START), lk.Pipeline(), line="a CPU")
+    ladder = Tuning("fake", dict(START), lk.Pipeline(), machine="a CPU")
     try:
-        return Improver(ladder, SimpleNamespace(measure=measure, each=None)).run()
+        return Improver(ladder, SimpleNamespace(measure=measure)).run()
     except KeyboardInterrupt:
         return ladder
 

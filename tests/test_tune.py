@@ -17,7 +17,7 @@ import torch
 
 import labkit as lk
 from labkit.bench import user_dataset
-from labkit.tuning import source
+from labkit.tuning import set_up
 from labkit.tuning.search import Search
 from labkit.tuning.search_result import Tuning
 from labkit.tuning.trial import Outcome, of_loader
@@ -39,7 +39,7 @@ def searched(true, start=START, tuning=None):
         return Outcome(error=rate) if isinstance(rate, str) else Outcome(rate, run=RECORDED)
 
     tuning = tuning or Tuning("fake", start)
-    bench = SimpleNamespace(measure=measure, each=None)
+    bench = SimpleNamespace(measure=measure, epochs=True)
     return Search(tuning, bench, max_workers=12, on_card=True).run()
 
 
@@ -78,7 +78,7 @@ def test_a_gain_that_may_be_noise_is_believed_only_where_it_holds_in_each_run_in
     rates = iter([104, 100, 95, 100, 104, 100])
 
     def uneven(knobs):
-        is_in_turn = len(tuning.tried) > 5 and not knobs["pin_memory"]
+        is_in_turn = len(tuning.tried) > 6 and not knobs["pin_memory"]
         return next(rates) if is_in_turn else 104 if knobs["num_workers"] else 100
 
     for true, workers in ((lambda knobs: 104 if knobs["num_workers"] else 100, 1), (uneven, 0)):
@@ -149,7 +149,7 @@ class Stream(torch.utils.data.IterableDataset):
 def taken_in(folder, dataset, parts=(), **knobs):
     """Send a dataset as a run would, and return what the bench makes of it: a trainer, batches."""
     job = SimpleNamespace(**lk.Pipeline(batch_size=8, device="cpu").but(**knobs).to_dict())
-    sent = source.source_of(dataset, **dict(parts)).place(folder)
+    sent = set_up.source_of(dataset, **dict(parts)).place(folder)
     trainer, loader = user_dataset.prepare(sent, job, folder)
     assert not list(folder.glob("*.pkl"))
     return trainer, iter(loader)

@@ -68,6 +68,13 @@ def command_of(folder, **parts):
     return [sys.executable, str(path)]
 
 
+def looked(folder, seconds=0.3, **parts):
+    """Return what has run a script once as it is, and what it has found."""
+    bench, tuning = ScriptBench(command_of(folder, **parts), seconds), Tuning("train.py", {})
+    bench.look(tuning)
+    return bench, tuning
+
+
 def left_over(folder):
     """Return the processes that still run a script, and its shared memory."""
     running = [each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"])]
@@ -81,11 +88,9 @@ def test_a_script_is_run_as_it_is_then_with_workers_and_nothing_is_left(tmp_path
     kept = tmp_path / "folders"
     first = f"folder = os.environ['LABKIT_TUNE_DIR']; open({str(kept)!r}, 'a').write(folder + ';');"
     first += " open(folder + '/model.pt', 'w').close()"
-    bench = ScriptBench(command_of(tmp_path, first=first), 0.5)
-    first = bench.look()
-    assert bench.site.endswith("train.py:17") and bench.loader["num_workers"] == 0
-    assert first.seen["ended"] == "window" and bench.batch_size == 4
-    alone = first.rate
+    bench, tuning = looked(tmp_path, 0.5, first=first)
+    assert tuning.loader == "train.py:17" and tuning.start["num_workers"] == 0
+    alone = tuning.tried[0].rate
     more = bench.measure({"num_workers": 4, "library_threads": 1}).rate
     ready = bench.measure({"ready": True}).rate
     assert 2 * alone < more < ready  # items that wait
@@ -97,11 +102,11 @@ def test_a_script_is_run_as_it_is_then_with_workers_and_nothing_is_left(tmp_path
 def test_a_script_may_clean_up_once_and_is_killed_where_it_does_not_end(tmp_path, monkeypatch):
     note = tmp_path / "note"
     wrote = f"open({str(note)!r}, 'a').write(sys.exc_info()[0].__name__ + ' ')"
-    ScriptBench(command_of(tmp_path, last=wrote), 0.3).look()
+    looked(tmp_path, last=wrote)
     assert note.read_text() == "KeyboardInterrupt "
     monkeypatch.setattr("labkit.tuning.script_bench.GRACE_S", 0.5)
-    tried = ScriptBench(command_of(tmp_path, workers=2, last="time.sleep(600)"), 0.3).look()
-    assert tried.seen["ended"] == "window" and tried.seconds < 60
+    _, tuning = looked(tmp_path, workers=2, last="time.sleep(600)")
+    assert tuning.tried[0].outcomes[0].seconds < 60
     processes, shared = left_over(tmp_path)
     assert not processes and not shared
 
@@ -115,9 +120,10 @@ def test_a_script_may_clean_up_once_and_is_killed_where_it_does_not_end(tmp_path
         ({"first": "feed_itself()"}, NO_STEP),
     ],
 )
-def test_what_cannot_be_tuned_says_why(tmp_path, parts, said):
+def test_what_cannot_be_tuned_says_why(tmp_path, parts, said, monkeypatch):
+    monkeypatch.setattr("labkit.tuning.script_bench.FIRST_STEP_S", 20)
     with pytest.raises(RuntimeError) as refused:
-        ScriptBench(command_of(tmp_path, **parts), 0.3).look()
+        looked(tmp_path, **parts)
     assert said in str(refused.value)
     assert not left_over(tmp_path)[0]
 
@@ -191,7 +197,7 @@ def test_a_ctrl_c_in_the_middle_keeps_what_is_known_and_leaves_nothing(tmp_path)
     shutil.rmtree(scratch)
 
 
-def searched(rates, *, others=lambda _run: 0.0, budget_s=600.0, start=0, epochs=False):
+def searched(rates, *, others=lambda _run: 0.0, budget_s=600.0, start=0):
     """Return the tuning of a script whose samples/s are `rates(knobs)`, and how often it ran."""
     runs = []
 
@@ -201,9 +207,9 @@ def searched(rates, *, others=lambda _run: 0.0, budget_s=600.0, start=0, epochs=
 
     knobs = of_loader({"num_workers": start})
     first = Trial(dict(knobs), outcomes=[measure(knobs, None)])
-    tuning = Tuning("train.py", knobs, command="python train.py", epochs=epochs, tried=[first])
-    tuning.site = "train.py:9"
-    bench = SimpleNamespace(measure=measure, each=None)
+    tuning = Tuning("train.py", knobs, command="python train.py", tried=[first])
+    tuning.loader = "train.py:9"
+    bench = SimpleNamespace(measure=measure, epochs=False)
     how = {"budget_s": budget_s, "max_workers": 12, "on_card": False}
     return Search(tuning, bench, **how).run(), len(runs)
 
@@ -271,4 +277,4 @@ def test_a_pair_with_other_neighbours_is_measured_again_and_a_shared_machine_is_
 def test_what_the_budget_leaves_out_is_said():
     tuning, runs = searched(waiting, budget_s=0.0)
     assert runs == 2 and "The budget is spent" in str(tuning) and "--budget" in str(tuning)
-    assert "no time to try a change" in tuning.headline and tuning.ready_gain == 10
+    assert "no time to try a change" in tuning.headline and tuning.ready_batches == 10

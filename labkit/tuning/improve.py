@@ -19,28 +19,26 @@ class Improver(Search):
     def go_on(self) -> None:
         """Climb until nothing is worth another run, which `stopped` explains."""
         found = self.found
-        found.chosen = self.start
+        best = found.chosen = self.start
         while not found.stopped:
-            found.verdict = self.best.runs[-1].diagnose()
-            trial = next(self.advised(found.verdict), None)
+            run = best.outcomes[-1].run
+            assert run is not None
+            found.verdict = run.diagnose()
+            trial = next(self.advised(best, found.verdict), None)
             if trial is None:
                 found.stopped = f"on top is {found.verdict.headline}, and nothing is left to try"
             elif len(found.tried) > MOST_TRIALS:
                 found.stopped = f"{MOST_TRIALS} changes were tried"
-            else:
-                before = self.best
-                self.measure(trial)
-                if not trial.error and trial.rate >= (1 + SURE) * before.rate:
-                    found.chosen = trial
-                self.each()
+            elif (self.measure(trial).rate or 0.0) >= (1 + SURE) * best.rate:
+                best = found.chosen = trial
 
-    def advised(self, verdict: Diagnosis) -> Iterator[Trial]:
+    def advised(self, best: Trial, verdict: Diagnosis) -> Iterator[Trial]:
         """Yield what the verdict advises, costliest loss first; what changes the training never."""
         for finding in verdict.findings:
             for remedy in finding.remedies if finding.lost_share > WORTH else ():
                 changes = dict(remedy.changes)  # empty for a remedy in words
-                knobs = self.best.knobs | changes
-                trial = Trial.changing(self.best.knobs, knobs | of_loader(knobs))
+                knobs = best.knobs | changes
+                trial = Trial.changing(best.knobs, knobs | of_loader(knobs))
                 is_new = all(each.knobs != trial.knobs for each in self.found.tried)
                 if is_new and not changes.keys() & TRAINING:
                     yield trial

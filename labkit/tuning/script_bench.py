@@ -1,6 +1,7 @@
 """Runs a training script with its loader changed, each time anew, until its steps are steady.
 
-The script is the user's, unchanged: what is tried comes through its environment
+The script is the user's, unchanged, and watched as by `labkit watch`: how fast it is stands in the
+record of its training loop. What is tried comes through its environment
 (`labkit.watching.trial_hook`). Nothing of a run is left when it is over.
 """
 
@@ -15,36 +16,46 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
 import psutil
 
 from labkit.api import Run
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.watched_script import judge_runs, runs_in
 from labkit.knobs import Settings
 from labkit.process import folders
 from labkit.process.family import LINUX, MARK, descendants, die_with, end_marked, exit_name
-from labkit.process.leftovers import delete_run, remove_segments
+from labkit.process.leftovers import remove_segments
+from labkit.results.run_data import RunData
 from labkit.spec import LOADER_KNOBS
 from labkit.stamps.events import now_ns
 from labkit.stamps.interrupts import held
-from labkit.tuning.search_result import THREADS
-from labkit.tuning.trial import Outcome, of_loader
-from labkit.watching.run_folders import hooked
-from labkit.watching.trial_hook import FEWEST_STEPS, ORDER, Order, Seen
+from labkit.tuning.search_result import THREADS, Tuning
+from labkit.tuning.trial import Outcome, Trial, in_flight, of_loader
+from labkit.watching.headroom import KEPT_BATCHES
+from labkit.watching.run_folders import folders_in, hooked
+from labkit.watching.trial_hook import Order
 
+CHANGED = set(LOADER_KNOBS) - {"batch_size"}
 FIRST_STEP_S = 60.0  # in which a training step has to be seen
 GRACE_S = 5.0  # that an interrupted script has to end by itself
-LOOK_S = 0.05
-WRITTEN = "written"  # the folder for a script's files, in $LABKIT_TUNE_DIR
+LOOK_S = 0.2
 TAIL = 2000  # characters of its output that are read for why it failed
+WARM_STEPS = 3  # after what is ready or kept at the start
+FEWEST_STEPS = 30  # that are timed; with fewer, a rate is a guess
+LONGEST = 4.0  # times `seconds` that as many may take
+EARLY_S = 1.0  # of steady steps, after which a run that is clearly worse is ended
 NO_STEP = (
-    f"in its first {FIRST_STEP_S:.0f} s no optimizer made three steps on batches of a DataLoader: "
-    "there is no loader to change. `labkit watch` says where its time goes."
+    "no optimizer made a step on batches of a DataLoader: there is no loader to change. "
+    "`labkit watch` says where its time goes."
 )
+
+# Removed whatever a script has left in it
+scratch_folder = partial(tempfile.TemporaryDirectory, ignore_cleanup_errors=True)
 
 
 class ScriptBench:
@@ -54,189 +65,202 @@ class ScriptBench:
         """`command` as a shell takes it; `seconds` of steady steps are timed in each run."""
         self.command = runnable(command)
         self.seconds = seconds
-        self.longest_s = FIRST_STEP_S + 10 * seconds
         self.cwd = cwd
-        self.each: Callable[[Run], object] | None = None  # a run of a script has no Run to show
+        self.each: Callable[[Run], object] | None = None  # a script's runs are not shown
+        self.loop: RunData | None = None  # that was trained in the last run
         # What the first look says
-        self.site: str | None = None
-        self.epochs: bool | None = None
-        self.batch_size: int | None = None
-        self.loader: Settings = {}  # its arguments
-        self.verdict: Diagnosis | None = None
-        self.code = LoopCode()
+        self.site = ""  # "file:line" where the loader is made
+        self.epochs: bool | None = None  # whether whole epochs are timed
 
-    def look(self) -> Outcome:
-        """Run the script as it is, watched; raises RuntimeError where nothing can be tried."""
-        found = self._run({}, watched=True)
-        seen = found.seen
-        if seen is None or not seen["site"]:
-            raise RuntimeError(NO_STEP if seen else found.error)
-        if seen["world"] > 1:
+    def look(self, tuning: Tuning) -> None:
+        """Run the script as it is, and begin `tuning`; RuntimeError where nothing can be tried."""
+        begun_ns = now_ns()
+        with scratch_folder(dir=folders.home()) as folder:
+            outcome = self._run(folder, {})
+            runs = runs_in(Path(folder))
+            judged = judge_runs(runs, begun_ns, now_ns())
+        loop = self.loop
+        if loop is None or outcome.error:
+            raise RuntimeError(outcome.error)
+        if len({pid_of(run) for run in runs if run.event("trains")}) > 1:
             raise RuntimeError(
-                f"{seen['world']} processes train together: tune one of them alone "
+                "several processes train together: tune one of them alone "
                 "(torchrun --nproc-per-node=1)."
             )
-        if seen["batches"] < FEWEST_STEPS and seen["ended"] == "over":
-            raise RuntimeError(
-                f"its training loop made {seen['steps']} steps in {found.seconds:.0f} s, too few "
-                f"to compare: give it more epochs or data, or more time (--seconds "
-                f"{4 * self.seconds:.0f})."
-            )
-        self.site = seen["site"]
-        self.epochs = seen["epochs"]
-        known = {name: value for name, value in seen["loader"].items() if value is not None}
-        self.loader = of_loader(known)
-        return found
+        self.site = made_at(loop)
+        self.epochs = len(loop.first_steps) > 1
+        tuning.loader = Path(self.site).name
+        tuning.code = LoopCode.of(loop.loop_code, trainer=loop.trainer)
+        tuning.verdict = judged and judged.ranks.verdict
+        tuning.start = of_loader(knobs_of(loop))
+        tuning.unit = "samples/s" if "batch_size" in knobs_of(loop) else "batches/s"
+        tuning.tried = [Trial(dict(tuning.start), outcomes=[outcome])]
 
     def measure(self, knobs: Settings, rate: float | None = None, whole: bool = False) -> Outcome:
         """Run the script with knobs: arguments of its loader, and what `Search` tries besides.
 
         It ends early where it is far slower than `rate`, unless the run is to be `whole`.
         """
-        floor = None if whole or rate is None else rate / (self.batch_size or 1)
-        return self._run(knobs, floor)
+        with scratch_folder(dir=folders.home()) as folder:
+            return self._run(folder, knobs, 0.0 if whole else rate or 0.0)
 
-    def _run(self, knobs: Settings, floor: float | None = None, watched: bool = False) -> Outcome:
-        """Run the script once; the rate is in samples/s, or batches/s of an unknown size."""
-        folder = folders.new_run()
-        try:
-            (folder / WRITTEN).mkdir()
-            (folder / ORDER).write_text(json.dumps(self._order(knobs, floor)), encoding="utf-8")
-            start_ns = now_ns()
-            busy_s = others_busy_s()
-            env = environment(folder, knobs, watched)
-            failed = run_script(self.command, env, self.cwd, folder, self.longest_s)
-            seconds = (now_ns() - start_ns) / 1e9
-            busy_s = others_busy_s() - busy_s
-            others = max(0.0, busy_s / seconds / (psutil.cpu_count() or 1))
-            if watched and (judged := judge_runs(runs_in(folder), start_ns, now_ns())):
-                self.verdict = judged.ranks.verdict
-                self.code = LoopCode.of(judged.run.loop_code, trainer=judged.run.trainer)
-            seen = seen_in(folder)
-        finally:
-            delete_run(folder)
-        if seen is None:
-            return Outcome(error=failed, seconds=seconds, others=others)
-        if not seen["batches"] or not seen["seconds"]:
-            error = f"over after {seen['steps']} steps, before any was timed"
-            return Outcome(error=error, seen=seen, seconds=seconds, others=others)
-        size = seen["loader"].get("batch_size")
-        self.batch_size = size if isinstance(size, int) else None
-        steps_per_s = seen["batches"] / seen["seconds"]
-        return Outcome(
-            steps_per_s * (self.batch_size or 1),
-            seen=seen,
-            seconds=seconds,
-            others=others,
-            waited=seen["wait"],
-            longest_wait=seen["longest_wait_s"] * steps_per_s,
-        )
+    def _run(self, folder: str, knobs: Settings, rate: float = 0.0) -> Outcome:
+        """Run the script once, with the records of its loops in `folder`."""
+        changes = {name: value for name, value in knobs.items() if name in CHANGED}
+        is_ready = "ready" in knobs
+        changes |= {"num_workers": 0} if is_ready else {}  # they would only get into the way
+        order = Order(site=self.site, changes=changes, ready=is_ready)
+        begun_s, busy_s = time.monotonic(), others_busy_s()
+        with scratch_folder() as scratch, tempfile.TemporaryFile() as output:
+            env = hooked(LABKIT_WATCHING=folder, LABKIT_TRIAL=json.dumps(order))
+            env |= {MARK: folder, "LABKIT_TUNE_DIR": scratch}
+            if threads := knobs.get("library_threads"):
+                env |= dict.fromkeys(THREADS, str(threads))
+            script = Script(self.command, Path(folder), env=env, cwd=self.cwd, stdout=output)
+            try:
+                timed = self._follow(script, rate)
+                failed = why_it_failed(output, script.poll())
+            finally:
+                with held():  # a second Ctrl-C would leave its workers
+                    script.stop()
+        seconds = time.monotonic() - begun_s
+        others = max(0.0, others_busy_s() - busy_s) / seconds / (psutil.cpu_count() or 1)
+        self.loop = loop = timed or self._loop(runs_in(script.folder))
+        steps_ms = [] if loop is None else self._steps_ms(loop)
+        if loop and (timed or len(steps_ms) >= FEWEST_STEPS):
+            return Outcome(rate_of(loop, steps_ms), seconds=seconds, others=others)
+        if loop is not None:
+            failed = (
+                f"its training loop made {loop.steps} steps in {seconds:.0f} s, too few to "
+                "compare: give it more epochs or data, or more time (--seconds "
+                f"{4 * self.seconds:.0f})."
+            )
+        return Outcome(error=failed, seconds=seconds, others=others)
 
-    def _order(self, knobs: Settings, floor: float | None) -> Order:
-        loader = {name: value for name, value in knobs.items() if name in LOADER_KNOBS}
-        loader.pop("batch_size", None)
-        return Order(
-            site=self.site,
-            changes=loader,
-            ready=bool(knobs.get("ready")),
-            seconds=self.seconds,
-            epochs=self.epochs,
-            floor=floor,
-        )
+    def _follow(self, script: Script, rate: float) -> RunData | None:
+        """Return the training loop once it has been timed; None where it never is."""
+        runs: dict[Path, Run] = {}
+        begun_s = time.monotonic()
+        until_s = begun_s + FIRST_STEP_S
+        while script.alive() and time.monotonic() < until_s:
+            time.sleep(LOOK_S)
+            for each in folders_in(script.folder):
+                runs.setdefault(each, Run(each, script))
+            loop = self._loop(run.data for run in runs.values())
+            if loop is not None:
+                until_s = begun_s + FIRST_STEP_S + 10 * self.seconds
+                script.trainer = pid_of(loop)
+                if self._is_timed(loop, self._steps_ms(loop), rate):
+                    return loop
+        return None
+
+    def _loop(self, runs: Iterable[RunData]) -> RunData | None:
+        """Return the longest loop that trains on a loader made in the place that is changed."""
+        trains = (run for run in runs if run.event("trains") and made_at(run))
+        there = (run for run in trains if made_at(run) == (self.site or made_at(run)))
+        return max(there, key=lambda run: run.steps, default=None)
+
+    def _steps_ms(self, loop: RunData) -> list[float]:
+        """Return how long steps took: of whole epochs but the first, or those that are steady."""
+        steps_ms = loop.frame.step_ms
+        later = loop.first_steps[1:]  # the first step of each pass but the first
+        if self.epochs or (later and self.epochs is None):
+            whole = [*later, loop.steps][: len(loop.passes_ended)] or [0]
+            return steps_ms.loc[whole[0] : whole[-1] - 1].tolist()
+        warm = WARM_STEPS + max(KEPT_BATCHES, in_flight(of_loader(knobs_of(loop))))
+        return steps_ms.loc[warm:].drop(later, errors="ignore").tolist()
+
+    def _is_timed(self, loop: RunData, steps_ms: list[float], rate: float) -> bool:
+        """Return whether these steps are enough, or clearly slower than `rate`."""
+        took_s = sum(steps_ms) / 1e3
+        if took_s > EARLY_S and rate_of(loop, steps_ms) < rate / 2:
+            return True
+        return took_s >= self.seconds * (1 if len(steps_ms) >= FEWEST_STEPS else LONGEST)
 
 
-def environment(folder: Path, knobs: Settings, watched: bool) -> dict[str, str]:
-    """Return the variables of a script that is run for a trial."""
-    env = hooked(LABKIT_TRIAL=str(folder), LABKIT_TUNE_DIR=str(folder / WRITTEN))
-    env[MARK] = str(folder)
-    if watched:
-        env["LABKIT_WATCHING"] = str(folder)
-    if threads := knobs.get("library_threads"):
-        env |= dict.fromkeys(THREADS, str(threads))
-    return env
+class Script(subprocess.Popen[bytes]):
+    """A script that runs in a session of its own: the process behind its Run."""
 
-
-def run_script(
-    command: list[str], env: Mapping[str, str], cwd: Path | None, folder: Path, longest_s: float
-) -> str:
-    """Run a script in a session of its own until it has seen enough, and leave nothing of it.
-
-    Return why nothing was seen, where that is so.
-    """
-    us = os.getpid()
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
+    def __init__(self, command: list[str], folder: Path, **how: Any):
+        """`folder` is for the records of its loops; `how` it runs is as of any Popen."""
+        us = os.getpid()
+        super().__init__(
             command,
-            env=dict(env),
-            cwd=cwd,
             stdin=subprocess.DEVNULL,
-            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=(lambda: die_with(us)) if LINUX else None,
+            **how,
         )
-        deadline = time.monotonic() + longest_s
-        code = None
-        try:
-            while code is None and seen_in(folder) is None and time.monotonic() < deadline:
-                time.sleep(LOOK_S)
-                code = process.poll()
-        finally:
-            with held():  # a second Ctrl-C would leave its workers
-                end_script(process, folder)
-        output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL))
-        lines = output.read().decode("utf-8", "replace").strip().splitlines()
+        self.folder = folder
+        self.trainer = self.pid  # the process that trains, as far as that is known
+
+    def alive(self) -> bool:
+        """Whether it goes on."""
+        return self.poll() is None
+
+    def stop(self) -> None:
+        """Interrupt it as by a Ctrl-C; kill what does not end, and remove its shared memory."""
+        pids = {self.pid, *descendants(self.pid)}
+        if self.alive():
+            with contextlib.suppress(OSError):
+                os.kill(self.trainer, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(GRACE_S)
+        end_marked(self.folder, {self.pid})
+        self.kill()
+        self.wait()
+        remove_segments(pids)
+
+    def join(self) -> None:
+        """Wait for its end."""
+        self.wait()
+
+
+def made_at(loop: RunData) -> str:
+    """Return the line that made a loop's loader, "file:line"; "" where it has none of torch's."""
+    return loop.fact_of("spec", "watched", "code", "made", default="")
+
+
+def knobs_of(loop: RunData) -> Settings:
+    """Return the arguments of a loop's loader that are known."""
+    return loop.fact_of("spec", "pipeline", default={})
+
+
+def rate_of(loop: RunData, steps_ms: list[float]) -> float:
+    """Return how many samples a second some steps had; batches, where their size is not known."""
+    return len(steps_ms) * knobs_of(loop).get("batch_size", 1) / sum(steps_ms) * 1e3
+
+
+def pid_of(loop: RunData) -> int:
+    """Return the process that a loop runs in."""
+    return loop.fact_of("hello", "pid")
+
+
+def why_it_failed(output: IO[bytes], code: int | None) -> str:
+    """Say why a script trained on no loader; `code` is that of one that has ended by itself."""
+    output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL))
+    lines = output.read().decode("utf-8", "replace").strip().splitlines()
     if lines and lines[-1].startswith("EOFError"):
         return "the script asks something on stdin, which is closed: give it as arguments."
-    if (folder / "failed").exists():
-        return f"labkit could not be loaded: {(folder / 'failed').read_text('utf-8')}"
-    if code and lines:
-        return f"the script failed ({exit_name(code)}): {lines[-1]}"
-    return NO_STEP
-
-
-def end_script(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Interrupt a script where it does not do so itself, then kill what does not end.
-
-    What it had in shared memory is removed.
-    """
-    pids = {process.pid, *descendants(process.pid)}
-    if process.poll() is None and seen_in(folder) is None:
-        with contextlib.suppress(OSError):
-            process.send_signal(signal.SIGINT)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(GRACE_S)
-    end_marked(folder, {process.pid})
-    process.kill()
-    process.wait()
-    remove_segments(pids)
+    return f"the script failed ({exit_name(code)}): {lines[-1]}" if code and lines else NO_STEP
 
 
 def others_busy_s() -> float:
-    """Return for how long the cores have worked, all together, but for our ended children, s."""
-    machine = psutil.cpu_times()
-    own = os.times()
-    busy_s = machine.user + machine.system + getattr(machine, "nice", 0.0)
-    return busy_s - own.children_user - own.children_system
-
-
-def seen_in(folder: Path) -> Seen | None:
-    """Return what the process that made most steps saw; None where none has said so yet."""
-    found = [json.loads(each.read_text(encoding="utf-8")) for each in folder.glob("seen-*.json")]
-    return max(found, key=lambda seen: seen["steps"], default=None)
+    """Return for how long the cores have worked for others than us and our ended children, s."""
+    everyone = psutil.cpu_times()
+    busy_s = everyone.user + everyone.system + getattr(everyone, "nice", 0.0)
+    return busy_s - sum(os.times()[:4])
 
 
 def runnable(command: list[str], by: str = "tune") -> list[str]:
     """Return a command, our own Python before a script that is no program; ValueError of none."""
     command = command[1:] if command[:1] == ["--"] else command
-    if not command:
-        raise ValueError(f"give the script to {by}: labkit {by} -- python train.py")
-    is_program = shutil.which(command[0]) is not None
-    if command[0].endswith(".py") and Path(command[0]).is_file() and not is_program:
+    if command and shutil.which(command[0]):
+        return command
+    if command and command[0].endswith(".py") and Path(command[0]).is_file():
         return [sys.executable, *command]
-    if not is_program:
-        raise ValueError(
-            f"cannot start {command[0]!r}: there is no such program. Give the command as a shell "
-            f"takes it: labkit {by} -- python train.py"
-        )
-    return command
+    raise ValueError(
+        f"cannot start {' '.join(command[:1]) or 'nothing'}: there is no such program. Give the "
+        f"command as a shell takes it: labkit {by} -- python train.py"
+    )

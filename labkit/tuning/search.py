@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from statistics import median
 
@@ -12,11 +13,11 @@ from labkit.prediction.prediction import WORKER_COUNTS
 from labkit.spec import PYTORCH_PREFETCH
 from labkit.tuning.script_bench import ScriptBench
 from labkit.tuning.search_result import Tuning
-from labkit.tuning.trial import Trial, cost, of_loader
+from labkit.tuning.trial import Outcome, Trial, cost, of_loader
 from labkit.tuning.trial_bench import TrialBench
 
 SURE = 0.10  # a gain above this needs no second measurement
-WORTH = 0.03  # a doubling of the workers that gains less is the last
+WORTH = 0.03  # what a change has to gain when it is run in turn with the start
 ALWAYS = 4  # workers are tried in any case: two may lose where four gain
 DEEP = 4  # times as long a queue
 READY_GAIN = 1.10  # with ready batches; where they gain less, the loader is not the limit
@@ -30,7 +31,7 @@ class Search:
     """A search for the cheapest loader that is as fast as the fastest. It decides, the bench runs.
 
     No, two and four workers are measured, doubled as long as that gains; then what lies beside the
-    best, a longer queue where waits are uneven, and pinned memory on a card. Of a script, batches
+    best, a longer queue, and pinned memory on a card. Of a script, batches
     that are ready tell first whether the loader is the limit, and the threads of its workers are
     tried too. A gain that may be noise, and any gain of a script, is measured again, in turn with
     the start.
@@ -54,7 +55,7 @@ class Search:
         self.counts = [count for count in WORKER_COUNTS if count <= max_workers]
         self.on_card = on_card
         self.until_s = time.monotonic() + budget_s
-        self.each: Callable[[], object] = lambda: None  # called when a trial has been judged
+        self.each: Callable[[Trial], object] = lambda _: None  # called when a trial has been run
 
     @property
     def start(self) -> Trial:
@@ -71,39 +72,39 @@ class Search:
         found = self.found
         begun_s = time.monotonic()
         try:
-            if not found.tried:
+            if found.tried:
+                self.each(self.start)
+            else:
                 self.measure(Trial(dict(found.start)))
             if not self.start.rates:
                 raise RuntimeError(f"The starting point cannot be measured: {self.start.error}")
-            self.each()
             self.go_on()
         except KeyboardInterrupt:
             found.interrupted = True
             raise
         finally:
-            others = [each.others for trial in found.tried for each in trial.outcomes]
-            if max(others, default=0.0) > NEIGHBOURS:
+            others = max((each.others for each in found.outcomes), default=0.0)
+            if others > NEIGHBOURS:
                 worth = "only the pairs count" if found.pairs else "these numbers are doubtful"
-                used = f"Other programs used up to {max(others):.0%} of the cores"
-                found.notes.append(f"{used}: {worth}.")
+                found.notes.append(f"Other programs used up to {others:.0%} of the cores: {worth}.")
             found.seconds = time.monotonic() - begun_s
-            found.done = True
         return found
 
     def go_on(self) -> None:
         """Run the trials, then what has to be run in turn."""
         for trial in self.trials():
             self.measure(trial)
-            self.each()
         self.found.chosen = self.confirmed()
 
-    def measure(self, trial: Trial, whole: bool = False) -> None:
+    def measure(self, trial: Trial, whole: bool = False) -> Outcome:
         """Run a trial once (more)."""
         rate = self.best.rate if self.found.tried else None
         if trial not in self.found.tried:
             self.found.tried.append(trial)
-        self.found.latest = trial
-        trial.outcomes.append(self.bench.measure(trial.knobs, rate, whole))
+        outcome = self.bench.measure(trial.knobs, rate, whole)
+        trial.outcomes.append(outcome)
+        self.each(trial)
+        return outcome
 
     # -- what to try; each has been measured before the next is asked for --------------------------
 
@@ -113,14 +114,13 @@ class Search:
         if found.command:
             ready = Trial.changing(self.start.knobs, {"ready": True})
             yield ready
-            gain = ready.rate / self.start.rate
-            found.ready_gain = gain or None
-            if 0 < gain < READY_GAIN:
+            found.ready_batches = ready.rate / self.start.rate or None
+            if 0 < ready.rate < READY_GAIN * self.start.rate:
                 found.stopped = "the loader is not what holds this loop back"
                 found.limit = found.verdict.bottleneck if found.verdict else "unsure"
                 return
         for trial in self.changes():
-            run_s = median(each.seconds for trial in found.tried for each in trial.outcomes)
+            run_s = median(each.seconds for each in found.outcomes)
             if time.monotonic() + 2 * PAIRS * run_s > self.until_s:
                 found.notes.append(
                     "The budget is spent: what would have come next was not tried. One run of this "
@@ -136,13 +136,14 @@ class Search:
             yield from self.change(library_threads=1)
         yield from self.worker_counts()
         if self.found.command:
-            yield from self.one_thread_each()
+            # Threads of the model and of every worker take each other's cores: workers may seem to
+            # lose that are best with one thread each
+            working = [each for each in self.found.tried if each.workers and not each.is_bound]
+            fastest = max(working, key=lambda trial: trial.rate, default=self.start)
+            yield from self.change(fastest, library_threads=1)
         yield from self.neighbours()
-        if self.best.workers and self.best.outcomes[-1].is_uneven:
-            deeper = DEEP * self.best.knobs["prefetch_factor"]
-            yield from self.change(prefetch_factor=deeper)
-        if self.found.command and self.best.workers:
-            yield from self.change(library_threads=1)
+        if self.best.workers:
+            yield from self.change(prefetch_factor=DEEP * self.best.knobs["prefetch_factor"])
         if self.on_card:
             yield from self.change(pin_memory=True)
 
@@ -150,46 +151,27 @@ class Search:
         """Yield no workers, 2 and 4, doubled as long as that pays."""
         yield from self.with_workers(0)
         count = 2
-        while count <= self.counts[-1] and (count <= ALWAYS or self.gained(count // 2)):
+        while count <= self.counts[-1] and (count <= ALWAYS or self.best.workers >= count // 2):
             yield from self.with_workers(count)
             count *= 2
-
-    def gained(self, count: int) -> bool:
-        """Return whether so many workers beat every trial with fewer."""
-        measured = [each for each in self.found.tried if not each.is_bound]
-        fewer = [each.rate for each in measured if each.workers < count]
-        own = [each.rate for each in measured if each.workers == count]
-        return max(own, default=0.0) >= (1 + WORTH) * max(fewer, default=0.0)
-
-    def one_thread_each(self) -> Iterator[Trial]:
-        """Yield the fastest with workers, each of one thread.
-
-        Threads of the model and of every worker take each other's cores: workers may seem to lose.
-        """
-        working = [each for each in self.found.tried if each.workers and not each.is_bound]
-        fastest = max(working, key=lambda trial: trial.rate, default=None)
-        if fastest is not None and fastest.rates:
-            yield from self.change(fastest, library_threads=1)
 
     def neighbours(self) -> Iterator[Trial]:
         """Yield the next larger and the next smaller number of workers, until neither is better."""
         best = None
         while best is not self.best:
             best = self.best
-            own = best.workers
-            more = min((count for count in self.counts if count > own), default=own)
-            fewer = max((count for count in self.counts if count < own), default=own)
-            for count in (more, fewer):
+            place = bisect_left(self.counts, best.workers)
+            for count in self.counts[max(0, place - 1) : place + 2]:
                 yield from self.with_workers(count)
 
     def with_workers(self, count: int) -> Iterator[Trial]:
         """Yield the best so far with other workers, at PyTorch's own prefetch_factor.
 
-        Workers are kept from one epoch to the next, else their start would speak against many of
-        them; in a script only where whole epochs are timed.
+        Workers are kept from one epoch to the next where epochs are timed, else their start would
+        speak against many of them.
         """
         workers = {"num_workers": count, "prefetch_factor": PYTORCH_PREFETCH}
-        if self.found.epochs or not self.found.command:
+        if self.bench.epochs:
             workers["persistent_workers"] = True
         yield from self.change(**of_loader(self.found.start | workers))
 
@@ -200,9 +182,7 @@ class Search:
         """
         trial = Trial.changing(self.found.start, (before or self.best).knobs | more)
         for each in self.found.tried:
-            if each.knobs == trial.knobs:
-                return
-            if each.error and cost(each.knobs) <= cost(trial.knobs):
+            if each.knobs == trial.knobs or (each.error and cost(each.knobs) <= cost(trial.knobs)):
                 return
         yield trial
 
@@ -210,41 +190,36 @@ class Search:
 
     def confirmed(self) -> Trial:
         """Return the best, or the start where that does not gain when both are run in turn."""
-        found = self.found
-        best = self.best
-        if best is self.start:
+        found, start, best = self.found, self.start, self.best
+        if best is start:
             was_changed = any(not trial.is_bound for trial in found.tried[1:])
             why = "nothing that was tried is faster" if was_changed else "no time to try a change"
             found.stopped = found.stopped or why
-            return best
-        if not found.command and best.rate >= (1 + SURE) * self.start.rate:
+            return start
+        if not found.command and best.rate >= (1 + SURE) * start.rate:
             return best
         pairs = found.pairs = self.in_turn(best)
-        if len(pairs) == PAIRS and min(pairs) > 1 and median(pairs) >= 1 + WORTH:
+        gain = median(pairs) if len(pairs) == PAIRS else 0.0
+        is_cheaper = gain >= 1 and cost(best.knobs) < cost(start.knobs)
+        if (gain >= 1 + WORTH and min(pairs) > 1) or (is_cheaper and not found.command):
             return best
-        if len(pairs) == PAIRS and median(pairs) >= 1 and cost(best.knobs) < cost(self.start.knobs):
-            if not found.command:
-                return best
+        if is_cheaper:
             found.notes.append(f"As fast, and cheaper: {best.what}.")
         found.stopped = "nothing gained beyond the noise when it was run in turn"
-        return self.start
+        return start
 
     def in_turn(self, trial: Trial) -> list[float]:
         """Return the gains of a trial over the start, run in turn.
 
         A pair with other neighbours is repeated.
         """
-        start = self.start
         gains: list[float] = []
         repeats = REPEATS
-        while len(gains) < PAIRS and not (trial.error or start.error):
-            self.measure(trial, whole=True)
-            self.measure(start, whole=True)
-            self.each()
-            with_change = trial.outcomes[-1]
-            without = start.outcomes[-1]
-            if repeats and abs(with_change.others - without.others) > NEIGHBOURS:
+        while len(gains) < PAIRS and not (trial.error or self.start.error):
+            changed = self.measure(trial, whole=True)
+            plain = self.measure(self.start, whole=True)
+            if repeats and abs(changed.others - plain.others) > NEIGHBOURS:
                 repeats -= 1
-            elif with_change.rate and without.rate:
-                gains.append(with_change.rate / without.rate)
+            elif changed.rate and plain.rate:
+                gains.append(changed.rate / plain.rate)
         return gains

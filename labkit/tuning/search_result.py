@@ -12,45 +12,49 @@ from labkit.results.ranks import delays_of
 from labkit.results.result import Result, Table
 from labkit.results.script import changed_lines, loader_line
 from labkit.spec import Pipeline
-from labkit.tuning.trial import Trial, cheapest_of_fastest
+from labkit.tuning.trial import Outcome, Trial, cheapest_of_fastest
 
 CELL = 90  # characters of a cell: errors can be long
 # What libraries of threads read when they are loaded: OpenMP (torch, scikit-learn), OpenBLAS
 # (NumPy), MKL (torch), OpenCV
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OPENCV_FOR_THREADS_NUM")
+# What stands in `--json` as it is
+IN_JSON = (
+    "source", "machine", "best", "changes", "speedup", "snippet", "seconds", "interrupted",
+    "stopped", "notes",
+)  # fmt: skip
+OF_SCRIPTS = ("command", "loader", "unit", "ready_batches", "limit", "environment")
+BEFORE_IMPORTS = "# before NumPy, OpenCV and torch are imported; or set them in the shell"
 
 
 @dataclass(repr=False)
 class Tuning(Result):
     """The result of a search for settings: finished, interrupted or still going on."""
 
-    name: str  # what was searched
+    source: str  # what was searched
     start: Settings
     asked: Pipeline | None = None  # the pipeline searched; None for the user's own data
     code: LoopCode = field(default_factory=LoopCode)  # how the user's script makes the loader
-    line: str = ""  # the machine in one line
+    machine: str = ""  # in one line
     tried: list[Trial] = field(default_factory=list)  # in the order of their first runs
-    latest: Trial | None = None  # run last, or running
     chosen: Trial | None = None  # the trial to take, once that is decided
     pairs: list[float] = field(default_factory=list)  # gains, each of two runs in turn
     stopped: str = ""  # why nothing, or nothing more, is changed
     notes: list[str] = field(default_factory=list)  # what limits the result
     interrupted: bool = False
-    done: bool = False
-    seconds: float = 0.0  # that it took
+    seconds: float = 0.0  # that it took, once it is over
     unit: str = "samples/s"  # of all rates
     verdict: Diagnosis | None = None  # of a script's first run, or of the best pipeline
     # Of a script, which is run as it is; "" of a pipeline or a dataset
     command: str = ""
-    site: str = ""  # "file:line" where its loader is made
-    ready_gain: float | None = None  # throughput with ready batches over that as it is
+    loader: str = ""  # "file:line" where it is made
+    ready_batches: float | None = None  # throughput with them over that as it is
     limit: str = "loader"  # or what holds it back instead
-    epochs: bool = False  # whether whole epochs were timed
 
     @property
-    def baseline(self) -> Trial | None:
-        """The trial of the start."""
-        return self.tried[0] if self.tried else None
+    def outcomes(self) -> list[Outcome]:
+        """What all runs came to."""
+        return [each for trial in self.tried for each in trial.outcomes]
 
     @property
     def winner(self) -> Trial | None:
@@ -70,15 +74,15 @@ class Tuning(Result):
     @property
     def speedup(self) -> float | None:
         """Throughput of the best over that of the start: of runs in turn, where there are some."""
-        if self.pairs and self.winner is not self.baseline:
+        if self.pairs and self.changes:
             return median(self.pairs)
         return self._gain(self.winner)
 
     def _gain(self, trial: Trial | None) -> float | None:
         """Return the throughput of a trial over that of the start."""
-        if not trial or not trial.rate or not self.baseline or not self.baseline.rate:
+        if not trial or not trial.rate or not self.tried[0].rate:
             return None
-        return trial.rate / self.baseline.rate
+        return trial.rate / self.tried[0].rate
 
     @property
     def environment(self) -> dict[str, str]:
@@ -94,30 +98,27 @@ class Tuning(Result):
         elif self.command:
             lines = self._script_lines()
         else:
-            lines = replace(self.code, call=self.code.call or "").loader_line(self.best)
+            code = replace(self.code, call=self.code.call or "")
+            lines = code.loader_line({"batch_size": self.best["batch_size"], **self.changes})
         return lines.rstrip("\n")
 
     def _script_lines(self) -> str:
         """Return the lines that change a script; those for its first lines come first."""
         changes = self.changes
-        if not changes:
-            return ""
-        lines = []
-        if changes.pop("library_threads", None):
-            lines.append("# before NumPy, OpenCV and torch are imported; or set them in the shell")
-            lines += [
-                f'os.environ["{name}"] = "{value}"' for name, value in self.environment.items()
-            ]
-        of_loader = self.code.lines(changes)
-        if changes and not of_loader:
-            of_loader = f"# {self.site}: DataLoader(..., {as_typed(changes)})"
-        return "\n".join([*lines, of_loader])
+        changes.pop("library_threads", None)
+        lines = [f'os.environ["{name}"] = "{value}"' for name, value in self.environment.items()]
+        if lines:
+            lines.insert(0, BEFORE_IMPORTS)
+        if changes:
+            typed = f"# {self.loader}: DataLoader(..., {as_typed(changes)})"
+            lines.append(self.code.lines(changes) or typed)
+        return "\n".join(lines)
 
     @property
     def headline(self) -> str:
         """The result in one line."""
         state = " (interrupted: the best so far)" if self.interrupted else ""
-        title = f"{type(self).__name__}({self.name}){state}"
+        title = f"{type(self).__name__}({self.source}){state}"
         if not self.winner or not self.winner.rate:
             return f"{title}: nothing measured yet"
         said = as_typed(self.changes) or self.stopped or "nothing faster so far"
@@ -126,60 +127,44 @@ class Tuning(Result):
             rate += f", {self.speedup:.2f}x the baseline"
             if pairs := self.pairs:
                 rate += f" ({min(pairs):.2f}x to {max(pairs):.2f}x in {len(pairs)} pairs)"
-        took = f", found in {self.seconds:.0f} s" if self.done else ""
+        took = f", found in {self.seconds:.0f} s" if self.seconds else ""
         return f"{title}: {said}: {rate}{took}"
-
-    @property
-    def last_line(self) -> str:
-        """The row of the trial that ran last, in one line."""
-        if self.latest is None:
-            return self.headline
-        return "; ".join(filter(None, self._row(self.latest)))
 
     def to_dict(self) -> dict[str, object]:
         """Return the result as JSON types."""
-        names = ("best", "changes", "speedup", "seconds", "interrupted", "stopped", "notes")
-        values = {name: getattr(self, name) for name in names} | {
-            "source": self.name,
-            "machine": self.line,
-            "snippet": self.snippet,
+        names = IN_JSON + (OF_SCRIPTS if self.command else ())
+        return {name: getattr(self, name) for name in names} | {
             "baseline": self.start,
-            "baseline_throughput": self.baseline.rate or None if self.baseline else None,
+            "baseline_throughput": self.tried[0].rate or None if self.tried else None,
             "best_throughput": self.winner.rate or None if self.winner else None,
             "trials": [trial.to_dict() | {"gain": self._gain(trial)} for trial in self.tried],
             "speedup_range": [min(self.pairs), max(self.pairs)] if self.pairs else None,
             "diagnosis": self.verdict.to_dict() if self.verdict else None,
         }
-        if self.command:
-            values |= {"command": self.command, "loader": self.site, "unit": self.unit}
-            values |= {"ready_batches": self.ready_gain, "limit": self.limit}
-            values["environment"] = self.environment
-        return values
 
     def table(self, now: str = "") -> Table:
-        """Return every trial; below, once it is done, notes and code; `now` is what goes on."""
+        """Return every trial; below, once it is over, notes and code; `now` is what goes on."""
+        is_over = self.seconds and not now
         foot = [now or "starting"]
-        copies = {}
-        if self.done and not now:
+        if is_over:
             foot = [*self._held_back(), *self.notes, *self.snippet.split("\n")]
-            copies["PyTorch"] = self.snippet
-        if self.line:
-            foot.append(f"measured on {self.line}")
-        foot.append(delays_of(run for trial in self.tried for run in trial.runs))
+        if self.machine:
+            foot.append(f"measured on {self.machine}")
+        foot.append(delays_of(each.run for each in self.outcomes if each.run))
         return Table(
-            [self._row(trial) for trial in self.tried],
+            [self.row(trial) for trial in self.tried],
             ["change", self.unit, "gain", ""],
             self.headline,
             foot,
             left=(0, 3),
             bold=[place for place, trial in enumerate(self.tried) if trial is self.winner],
-            copies=copies,
+            copies={"PyTorch": self.snippet} if is_over else {},
         )
 
-    def _row(self, trial: Trial) -> tuple[str | None, ...]:
+    def row(self, trial: Trial) -> tuple[str | None, ...]:
         """Return the cells of one trial."""
         again = f" ({len(trial.rates)} runs)" if len(trial.rates) > 1 else ""
-        gain = None if trial is self.baseline else self._gain(trial)
+        gain = None if trial is self.tried[0] else self._gain(trial)
         said = "best" if trial is self.winner else ""
         return (
             trial.what,

@@ -9,11 +9,8 @@ from statistics import median
 from labkit.api import Run
 from labkit.knobs import Settings, as_typed
 from labkit.spec import KNOBS, LOADER_KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS
-from labkit.watching.trial_hook import Seen
 
 TIE = 0.03  # throughputs closer than this are the same: repeats of one run differ by more
-WAITING = 0.05  # share of the time; below it no queue is worth a trial
-UNEVEN = 5.0  # a longest wait of so many steps' time asks for a longer queue
 
 
 def of_loader(knobs: Settings) -> Settings:
@@ -44,16 +41,8 @@ class Outcome:
     rate: float | None = None  # samples/s
     error: str | None = None  # why there is no rate
     run: Run | None = None  # of the bench
-    seen: Seen | None = None  # of a script
     seconds: float = 0.0  # that it took, from its start to its end
     others: float = 0.0  # share of the cores that other programs used meanwhile
-    waited: float = 0.0  # share of the time in which the loop waited for a batch
-    longest_wait: float = 0.0  # over the time of a step
-
-    @property
-    def is_uneven(self) -> bool:
-        """Whether the loop waits, and now and then for far longer than a step takes."""
-        return self.waited > WAITING and self.longest_wait > UNEVEN
 
 
 @dataclass(eq=False)
@@ -73,7 +62,7 @@ class Trial:
     @property
     def is_bound(self) -> bool:
         """Whether its batches are ready: it says what could be gained, nobody can set it."""
-        return bool(self.knobs.get("ready"))
+        return "ready" in self.knobs
 
     @property
     def workers(self) -> int:
@@ -93,14 +82,7 @@ class Trial:
     @property
     def error(self) -> str | None:
         """Why its last run gave no number."""
-        if not self.outcomes or self.outcomes[-1].rate:
-            return None
-        return self.outcomes[-1].error or "no number"
-
-    @property
-    def runs(self) -> list[Run]:
-        """Its runs on the bench."""
-        return [each.run for each in self.outcomes if each.run is not None]
+        return self.outcomes[-1].error if self.outcomes else None
 
     @property
     def what(self) -> str:
@@ -112,16 +94,18 @@ class Trial:
 
     def to_dict(self) -> dict[str, object]:
         """Return the trial as JSON types."""
-        names = ("changes", "knobs", "error")
-        rates = {"throughput": self.rate or None, "throughputs": self.rates}
-        return {name: getattr(self, name) for name in names} | rates
+        return {
+            "changes": self.changes,
+            "knobs": self.knobs,
+            "error": self.error,
+            "throughput": self.rate or None,
+            "throughputs": self.rates,
+        }
 
 
 def cheapest_of_fastest(trials: Iterable[Trial]) -> Trial | None:
     """Return the cheapest of the trials that tie with the fastest; None where none has a number."""
     measured = [each for each in trials if each.rates and not each.error and not each.is_bound]
-    if not measured:
-        return None
-    fastest = max(trial.rate for trial in measured)
+    fastest = max((trial.rate for trial in measured), default=0.0)
     tied = [trial for trial in measured if trial.rate >= (1 - TIE) * fastest]
-    return min(tied, key=lambda trial: (*cost(trial.knobs), len(trial.changes)))
+    return min(tied, key=lambda trial: (*cost(trial.knobs), len(trial.changes)), default=None)

@@ -21,6 +21,8 @@ ENDLESS = 1_000_000  # steps: the clock ends a run, so that its queues never run
 class TrialBench:
     """Runs knobs of one pipeline, or of one source, for about `seconds` each."""
 
+    epochs = True  # workers are kept from one epoch to the next
+
     def __init__(
         self, pipeline: Pipeline, source: Source | None, seconds: float, look: bool = False
     ):
@@ -41,20 +43,13 @@ class TrialBench:
         is_short = run.steps < FEWEST_FIRST + in_flight(knobs)
         if run.outcome == "finished" and not rate and is_short:
             run = self._run(knobs, run.throughput or run.samples / self.seconds or 1.0)
+        error = None
         if run.outcome != "finished":
-            return Outcome(error=run.error or run.outcome, run=run)
-        if not run.throughput:
-            slow = f"only {run.steps} batches in {LONGEST_S:.0f} s: too slow to measure"
-            return Outcome(error=slow, run=run)
-        step_ms = run.steps_ms.sum(axis=1).mean()
-        waits_ms = run.steps_ms[:, 0]
-        return Outcome(
-            run.throughput,
-            run=run,
-            others=CoreUse.of(run).others_share,
-            waited=float(waits_ms.mean() / step_ms),
-            longest_wait=float(waits_ms.max() / step_ms),
-        )
+            error = run.error or run.outcome
+        elif not run.throughput:
+            error = f"only {run.steps} batches in {LONGEST_S:.0f} s: too slow to measure"
+        others = 0.0 if error else CoreUse.of(run).others_share
+        return Outcome(None if error else run.throughput, error, run, others=others)
 
     def _run(self, knobs: Settings, rate: float | None) -> Run:
         """Run knobs once, for longer the slower they are: the queues that fill do not count."""

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from labkit.api import Ranks, Run, Sweep, launch
+from labkit.instruments.messages import say
 from labkit.knobs import Settings, as_typed
+from labkit.process import folders
 from labkit.process.notebook import in_notebook
 from labkit.results.hardware import check_device
 from labkit.spec import Distributed, Pipeline
 from labkit.stamps.interrupts import held
+from labkit.tuning.script_bench import runnable
 from labkit.tuning.search import Search
 from labkit.tuning.search_result import Interrupted, Tuning
 from labkit.tuning.set_up import improver, script_tuner, tuner
+from labkit.tuning.trial import Trial
 from labkit.view import wandb_log
 from labkit.view.display import Display, remember
 from labkit.view.live import RunDisplay
 from labkit.view.live_frame import live_line
 
+TUNES = (
+    "runs `{}` again and again, with one change each, and interrupts it (as by "
+    "Ctrl-C) after some seconds of training: {:.0f} s at most after the first run. What it writes "
+    "by then is written {}."
+)
 Started = TypeVar("Started", Run, Ranks)
 
 
@@ -162,7 +174,7 @@ def tune(
 
 
 def tune_script(
-    command: list[str], *, seconds: float = 3.0, budget: float = 180.0, cwd: Path | None = None
+    command: list[str], *, seconds: float = 3.0, budget: float = 180.0, in_copy: bool = False
 ) -> Tuning:
     """Find what makes a training script faster, by running it with one change after the other.
 
@@ -170,14 +182,21 @@ def tune_script(
         command: The script and its arguments, as a shell takes them.
         seconds: Steady steps that are timed in each run, s.
         budget: For all runs after the first, s.
-        cwd: The folder to run it in; None for this one.
+        in_copy: Whether to run it in a copy of this folder, which is removed afterwards.
 
     Raises:
         ValueError: The command cannot be started.
         RuntimeError: No training loop with a DataLoader was seen in it, and why.
     """
-    search = script_tuner(command, seconds=seconds, budget=budget, cwd=cwd)
-    return searched(tune, search)
+    command = runnable(command)
+    place = "in a copy of this folder, which is removed" if in_copy else "here (see --cwd-copy)"
+    say(TUNES.format(shlex.join(command), budget, place), by="labkit tune")
+    with tempfile.TemporaryDirectory(dir=folders.home()) as scratch:
+        folder = Path.cwd()
+        if in_copy:
+            folder = shutil.copytree(folder, Path(scratch, "copy"), symlinks=True)
+        search = script_tuner(command, seconds=seconds, budget=budget, cwd=folder)
+        return searched(tune, search)
 
 
 def improve(pipeline: Pipeline | None = None) -> Tuning:
@@ -207,8 +226,8 @@ def searched(function: Callable[..., object], search: Search) -> Tuning:
     remember(function, found)
     display = Display()
 
-    def judged() -> None:
-        display.final(found.last_line, found.table("going on"))
+    def judged(trial: Trial) -> None:
+        display.final("; ".join(filter(None, found.row(trial))), found.table("going on"))
 
     def running(run: Run) -> None:
         if display.due:

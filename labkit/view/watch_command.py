@@ -1,4 +1,4 @@
-"""`labkit watch -- python train.py`, and `labkit tune`: run a script unchanged, and say what helps.
+"""`labkit watch -- python train.py`: run a script unchanged, and say what helps.
 
 Its training loop is recorded from inside (`labkit.watching.hook`).
 """
@@ -6,13 +6,9 @@ Its training loop is recorded from inside (`labkit.watching.hook`).
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
-import tempfile
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from labkit.diagnosis.hot_lines import lines_of
 from labkit.diagnosis.wall_shares import shares_of
@@ -31,9 +27,6 @@ from labkit.tuning.script_bench import runnable
 from labkit.watching.foreground import run_in_foreground
 from labkit.watching.run_folders import folders_in, hooked
 
-if TYPE_CHECKING:
-    from labkit.tuning.search_result import Tuning
-
 Values = dict[str, object]  # as JSON types
 MOST_LINES = 20  # of code that are listed
 SURE = ((0.9, "high"), (0.6, "medium"), (0.01, "low"))
@@ -45,11 +38,6 @@ NOT_LOADED = (
 )
 NOT_TRAINED = "headroom: not measured, as no optimizer made a step within a DataLoader's loop."
 TO_TRY = "to try settings on it: labkit tune -- <the same command>"  # which may hold a secret
-TUNES = (
-    "runs `{}` again and again, with one change each, and interrupts it (as by "
-    "Ctrl-C) after some seconds of training: {:.0f} s at most after the first run. What it writes "
-    "by then is written {}."
-)
 _say = partial(say, by="labkit watch")
 
 
@@ -244,17 +232,3 @@ def write_report(found: Judged, path: str | None, overwrite: bool) -> None:
             saving.save_text(path, report.html_page(found.run, found.text), overwrite)
         except (OSError, ValueError) as error:
             _say(f"{path} is not written: {error}")
-
-
-def tune_command(command: list[str], budget: float, in_copy: bool, seconds: float = 3.0) -> Tuning:
-    """Tune a script in this folder, or in a copy of it that is removed afterwards."""
-    from labkit.view.running import tune_script
-
-    place = "in a copy of this folder, which is removed" if in_copy else "here (see --cwd-copy)"
-    say(TUNES.format(shlex.join(runnable(command)), budget, place), by="labkit tune")
-    if not in_copy:
-        return tune_script(command, seconds=seconds, budget=budget)
-    with tempfile.TemporaryDirectory(dir=folders.home()) as scratch:
-        copied = Path(scratch, "copy")
-        shutil.copytree(Path.cwd(), copied, symlinks=True)
-        return tune_script(command, seconds=seconds, budget=budget, cwd=copied)

@@ -40,77 +40,91 @@ TOO_SOON = (
 )
 
 
-class Alternation:
-    """The blocks of a loop's steps, and how many steps a second each came to.
+class Kept:
+    """A few batches of a loader, to be handed out again and again."""
 
-    The first steps of a block do not count: as many as the workers have batches in flight, and for
-    as long as these take them. Meanwhile their queue fills up, or is used up.
+    def __init__(self):
+        self.batches: list[object] = []
+        self.bytes = 0
+        self.handed = 0  # times that one was
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for another."""
+        return len(self.batches) >= KEPT_BATCHES or self.bytes >= KEPT_BYTES
+
+    def keep(self, batch: object) -> None:
+        """Keep a batch, where there is room."""
+        if not self.is_full:
+            self.batches.append(batch)
+            tensors: list[Any] = [each for each in leaves(batch) if is_a(each, "torch", "Tensor")]
+            self.bytes += sum(each.nbytes for each in tensors)
+
+    def again(self) -> object:
+        """Return the next of them."""
+        self.handed += 1
+        return copied(self.batches[(self.handed - 1) % len(self.batches)])
+
+
+def copied(batch: object) -> object:
+    """Return a batch with the same tensors in containers of its own, which a loop may empty.
+
+    A container of a user's own class stays the one that is kept.
+    """
+    if type(batch) is dict:
+        return {name: copied(part) for name, part in dict.items(batch)}
+    if type(batch) in (list, tuple):
+        return cast(type[list], type(batch))(map(copied, cast(list, batch)))
+    return batch
+
+
+class Alternation:
+    """The blocks of a loop's steps, live and kept in turn, and how long a step took in each.
+
+    The first steps of a block do not count, as many as the workers have batches in flight:
+    meanwhile their queue fills up, or is used up.
     """
 
     def __init__(self, loader: object):
-        self.in_flight = in_flight(knobs_of(loader))
-        self.kept: list[object] = []
-        self.kept_bytes = 0
-        self.replayed = 0
-        self.live_step_ns = 0.0  # of the last live block
-        self.pairs: list[tuple[float, float]] = []  # steps a second: live, kept
-        self.begin(live=True)
+        self.kept = Kept()
+        self.steps_ns: list[float] = []  # of each block, the mean step
+        self.length = in_flight(knobs_of(loader)) + 1 + BLOCK_STEPS  # of a block, steps
+        self.left = self.length  # of this one
+        self.began_ns = 0
 
-    def begin(self, live: bool) -> None:
-        """Begin a block."""
-        self.is_live = live
-        self.steps = -self.in_flight - 1  # below 0 they do not count
-        self.counts_from = now_ns() + self.in_flight * self.live_step_ns
-        self.began_ns = 0  # once its steps count
+    @property
+    def is_live(self) -> bool:
+        """Whether this block takes its batches from the loader."""
+        return len(self.steps_ns) % 2 == 0
 
     def end_step(self) -> None:
         """Account a step; begin the other kind of block where it is time."""
-        self.steps += 1
-        if not self.began_ns:
-            if self.steps >= 0 and now_ns() >= self.counts_from:
-                self.steps = 0
-                self.began_ns = now_on_device()
-        elif self.steps == BLOCK_STEPS:
-            step_ns = (now_on_device() - self.began_ns) / self.steps
-            if self.is_live:
-                self.live_step_ns = step_ns
-            else:
-                self.pairs.append((1e9 / self.live_step_ns, 1e9 / step_ns))
-            self.begin(live=not self.is_live)
-
-    def keep(self, batch: object) -> None:
-        """Keep a live batch, where there is room."""
-        if not self.kept or (len(self.kept) < KEPT_BATCHES and self.kept_bytes < KEPT_BYTES):
-            self.kept.append(batch)
-            parts: list[Any] = [each for each in leaves(batch) if is_a(each, "torch", "Tensor")]
-            self.kept_bytes += sum(part.nbytes for part in parts)
-
-    def again(self) -> object:
-        """Return one of the kept batches."""
-        self.replayed += 1
-        return copied(self.kept[self.replayed % len(self.kept)])
+        self.left -= 1
+        if self.left == BLOCK_STEPS:
+            self.began_ns = now_on_device()
+        elif self.left == 0:
+            self.steps_ns.append((now_on_device() - self.began_ns) / BLOCK_STEPS)
+            self.left = self.length
 
     def found(self) -> dict[str, Any]:
         """Return what the blocks say by now, as the event of a log holds it.
 
         `factor` is the throughput with a perfect loader over the present one, the median of the
-        pairs, of which half lie between `low` and `high`; `live` and `perfect` are steps a second.
+        pairs, of which half lie between `low` and `high`; `text` says so.
         """
-        pairs = len(self.pairs)
-        names = ("factor", "low", "high", "live", "perfect")
-        if pairs < LEAST_PAIRS:
-            return {"pairs": pairs, "text": TOO_SOON, **dict.fromkeys(names)}
-        ratios = [kept / live for live, kept in self.pairs]
+        live_ns, kept_ns = self.steps_ns[::2], self.steps_ns[1::2]
+        ratios = [live / kept for live, kept in zip(live_ns, kept_ns, strict=False)]
+        if len(ratios) < LEAST_PAIRS:
+            return {"text": TOO_SOON, "factor": None, "low": None, "high": None}
         low, factor, high = statistics.quantiles(ratios, n=4)
-        live = statistics.median(live for live, _ in self.pairs)
+        live = 1e9 / statistics.median(live_ns)
         comment = "" if low > WITHIN else " The loader does not hold it back."
         text = (
             f"headroom: with a perfect loader your loop would do {live * factor:,.1f} steps/s "
             f"instead of {live:,.1f}: at most {factor:.2f}x ({low:.2f}x to {high:.2f}x in half of "
-            f"{pairs} pairs of blocks).{comment}"
+            f"{len(ratios)} pairs of blocks).{comment}"
         )
-        values = dict(zip(names, (factor, low, high, live, live * factor), strict=True))
-        return {"pairs": pairs, "text": text, **values}
+        return {"text": text, "factor": factor, "low": low, "high": high}
 
     def write(self, log: EventLog) -> None:
         """Write what the blocks say by now into the log of the loop's run."""
@@ -124,18 +138,6 @@ def now_on_device() -> int:
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
     return now_ns()
-
-
-def copied(batch: object) -> object:
-    """Return a batch with the same tensors in containers of its own, which a loop may empty.
-
-    A container of a user's own class stays the one that is kept.
-    """
-    if type(batch) is dict:
-        return {name: copied(part) for name, part in dict.items(batch)}
-    if type(batch) in (list, tuple):
-        return cast(type[list], type(batch))(map(copied, cast(list, batch)))
-    return batch
 
 
 class AlternatingPass:
@@ -155,34 +157,32 @@ class AlternatingPass:
         self.blocks = blocks
         self.recorded = recorded
         self.may_alternate = may
-        self.left = length  # batches of this pass; None where that is not known
-        self.has_begun = False
-        blocks.begin(live=True)
+        self.length = length  # batches of this pass; None where that is not known
+        self.handed = 0
+        blocks.left = blocks.length  # a block is within one pass
 
     def take(self) -> Iterator[object] | None:
         """Return what has the next batch, or none at the end; None: it is the loader's turn."""
-        blocks = self.blocks
-        if self.has_begun and self.may_alternate():
+        blocks, recorded = self.blocks, self.recorded
+        if self.handed and self.may_alternate():
             blocks.end_step()
-        self.has_begun = True
-        if self.left is not None:
-            self.left -= 1
-            if self.left < 0:
-                if self.recorded is not None:
-                    self.recorded.end("exhausted")
-                return iter(())
+        if self.handed == self.length:
+            if recorded is not None:
+                recorded.end("exhausted")
+            return iter(())
+        self.handed += 1
         if not blocks.is_live:
-            if self.recorded is not None:
-                self.recorded.pause()
-                self.recorded.handed += 1
-            return iter((blocks.again(),))
-        if self.recorded is not None and blocks.began_ns:
-            self.recorded.resume()
+            if recorded is not None:
+                recorded.pause()
+                recorded.handed += 1
+            return iter((blocks.kept.again(),))
+        if recorded is not None and blocks.left <= BLOCK_STEPS:
+            recorded.resume()
         return None
 
     def given(self, batch: object) -> object:
         """Keep a batch of the loader's; return one with the same tensors."""
-        self.blocks.keep(batch)
+        self.blocks.kept.keep(batch)
         return copied(batch)
 
 

@@ -16,21 +16,20 @@ from labkit.instruments.before_calls import held
 from labkit.instruments.loader_knobs import torch_loader
 from labkit.instruments.stack import is_a, is_users, loop_around, variables
 
-MODELS = ("model", "net", "self.model", "self.net")
+MADE = "_labkit_made"  # of a loader: "file:line" where it was made, while `labkit tune` runs
 SIMPLE = (bool, int, float, str, type(None))
 
 
-def call_of(loader: object, model: object = None) -> dict[str, object]:
+def call_of(loader: object) -> dict[str, object]:
     """Return what is known of the code around `loader`, seen from the user's frame that calls us.
 
     Returns:
-        `loader`: the variable that holds it, None where there is none; `dataset_type`: its class;
-        `streams`: whether it is an IterableDataset; `may_fuse`: as `may_fuse()` says of the
-        optimizer, which is looked for by its type; `cards`: how many one process trains on (a model
-        that is not given is looked for by the usual names); `call`: what the script calls to make a
-        loader, "" where it has no name for torch's DataLoader; `arguments`: {name: code}, defaults
-        left out, the code None where the script has no name for the object. `call` and `arguments`
-        are None where the loader is no DataLoader, or is made inside a framework.
+        `loader`: the variable that holds it, None where there is none; `made`: where, if that is
+        known; `dataset_type`: its class; `streams`: whether it is an IterableDataset; `cards`: how
+        many one process trains on; `call`: what the script calls to make a loader, "" where it has
+        no name for torch's DataLoader; `arguments`: {name: code}, defaults left out, the code None
+        where the script has no name for the object. `call` and `arguments` are None where the
+        loader is no DataLoader, or is made inside a framework.
     """
     names = Names(_user_frame(loader))
     dataset = held(torch_loader(loader)).get("dataset")
@@ -38,8 +37,7 @@ def call_of(loader: object, model: object = None) -> dict[str, object]:
         "loader": names.of(loader),
         "dataset_type": type(dataset).__name__,
         "streams": is_a(dataset, "torch.utils.data", "IterableDataset"),
-        "may_fuse": may_fuse(names.optimizer()),
-        "cards": cards_of(names.model() if model is None else model),
+        "made": held(loader).get(MADE),
         "call": None,
         "arguments": None,
     }
@@ -51,13 +49,6 @@ def call_of(loader: object, model: object = None) -> dict[str, object]:
         found["call"] = names.of_class(type(loader))
         found["arguments"] = None if found["call"] is None else _arguments(loader, names)
     return found
-
-
-def cards_of(model: object) -> int:
-    """Return on how many cards nn.DataParallel has a model compute; 1 without."""
-    if not is_a(model, "torch.nn", "DataParallel"):
-        return 1
-    return len(held(model).get("device_ids") or [0])
 
 
 def trainer_frame() -> FrameType | None:
@@ -143,9 +134,9 @@ class Names:
     """The variables that a user's frame sees, by the objects that they hold."""
 
     def __init__(self, frame: FrameType | None):
-        self.values = _named(frame) if frame is not None else {}
+        named = _named(frame) if frame is not None else {}
         # Of several names the first: `model`, and not a later `raw_model = model`
-        self.by_id = {id(value): name for name, value in reversed(self.values.items())}
+        self.by_id = {id(value): name for name, value in reversed(named.items())}
 
     def of(self, part: object) -> str | None:
         """Return the name of an object, of a method as `name.method`; None where it has none.
@@ -163,17 +154,6 @@ class Names:
         """Return what the script calls a class of DataLoaders: "" for torch's without a name."""
         is_torchs = kind is sys.modules["torch.utils.data"].DataLoader
         return self.of(kind) or ("" if is_torchs else None)
-
-    def optimizer(self) -> object:
-        """Return the one optimizer among them; None where there is not just one."""
-        values = self.values.values()
-        held = {id(each): each for each in values if is_a(each, "torch.optim", "Optimizer")}
-        return next(iter(held.values())) if len(held) == 1 else None
-
-    def model(self) -> object:
-        """Return the Module that has one of the usual names; None where none has."""
-        named = map(self.values.get, MODELS)
-        return next((each for each in named if is_a(each, "torch.nn", "Module")), None)
 
 
 def _named(frame: FrameType) -> dict[str, object]:

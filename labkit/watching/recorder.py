@@ -103,7 +103,7 @@ class Recorder:
         """Write what is watched: `code` is the call that makes the loader, where it is known."""
         code = None
         with OwnErrors():
-            code = call_of(loader, self.model)
+            code = call_of(loader)
         watched = {
             "loader": type(loader).__name__,
             "trainer": trainer_frame() is not None,  # so that its arguments set the loader

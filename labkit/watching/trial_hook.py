@@ -1,322 +1,99 @@
-"""Tries a change on a script that knows nothing of it: in the script's own process.
+"""Changes the loader of a script that `labkit tune` runs, in the script's own process.
 
-`labkit tune -- python train.py` starts the script once for each trial, with an `Order` in
-$LABKIT_TRIAL. The loader that feeds its training loop is then made with other arguments, or hands
-out its first batches again and again. After some seconds of steady steps the script is interrupted,
-as by a Ctrl-C, and what was seen lies in the trial's folder.
+`labkit tune -- python train.py` starts the script once for each trial, watched, with an `Order` in
+$LABKIT_TRIAL. The loader that is made in the order's place then gets other arguments, or hands out
+its first batches again and again. What comes of it stands in the record of the loop that it feeds.
 """
 
 from __future__ import annotations
 
-import atexit
 import functools
 import inspect
 import itertools
 import json
-import os
 import sys
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
+from labkit.instruments.before_calls import held
+from labkit.instruments.loader_knobs import length_of
 from labkit.instruments.stack import is_users
 from labkit.knobs import Settings
-from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS
+from labkit.spec import WITHOUT_WORKERS
 from labkit.stamps.interrupts import OwnErrors
+from labkit.watching.headroom import Kept
+from labkit.watching.loader_call import MADE
 
-if TYPE_CHECKING:
-    import torch
-
-ORDER = "order.json"  # an `Order`, in the trial's folder
-SEEN = "seen-{}.json"  # a `Seen`, there too; the number is that of the process
-KEPT_BATCHES = 8  # that ready batches consist of
-WARM_STEPS = 3  # after what the queue held at the start
-LONGEST_WARM_S = 5.0
-WITHOUT_LOADER = 50  # steps of the optimizer before any DataLoader: the script needs none
-FEWEST_STEPS = 30  # in the window; with fewer, a rate is a guess
-LONGEST_S = 4.0  # times `seconds` that a window may take to have that many
-EARLY_S = 1.0  # of steady steps, after which one that is clearly worse is ended
-NEEDS_WORKERS = ("timeout", "multiprocessing_context")
+NEEDS_WORKERS = (*WITHOUT_WORKERS, "timeout", "multiprocessing_context")
 
 
 class Order(TypedDict):
-    """What one trial is to do."""
+    """What one trial changes."""
 
-    site: str | None  # "file:line" of the loader to change; None: only look
+    site: str  # "file:line" where the loader is made; "": change nothing
     changes: Settings  # its other arguments
     ready: bool  # whether its first batches are handed out again and again
-    seconds: float  # of steady steps
-    epochs: bool | None  # whether to measure whole epochs; None: where one ends within the window
-    floor: float | None  # batches/s, of which half is clearly worse
 
 
-class Seen(TypedDict):
-    """What one trial saw."""
-
-    site: str  # "file:line" where the loader of the training loop is made; "" without one
-    loader: dict[str, object]  # its arguments, by name
-    batches: int  # that the loop took in the window
-    seconds: float  # that the window took
-    wait: float  # share of it in which the loop waited for a batch
-    longest_wait_s: float
-    steps: int  # of the optimizer, in all
-    epochs: bool  # whether the window is made of whole epochs
-    world: int  # processes that train together
-    ended: str  # "window", "slow", "no loader" or "over": the script ended by itself
+def install(module: ModuleType, order: str) -> None:
+    """Hook torch's module of loaders, when it has just been loaded, as an `Order` in JSON asks."""
+    if hasattr(module, "DataLoader"):
+        ChangedLoaders(json.loads(order)).hook(module.DataLoader)
 
 
-@dataclass
-class Site:
-    """A place in the code where loaders are made, and what its loaders did."""
-
-    name: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    kept: list[object] | None = None  # batches, once they are ready
-    steps: int = 0  # of the optimizer, on a batch of one of its loaders
-
-
-class Window:
-    """The steps of a training loop that are timed, s: each is its wait for a batch and its body.
-
-    Where epochs are timed, they are whole: from where the loop starts over to where it does again.
-    """
+class ChangedLoaders:
+    """The loaders of this process: each knows where it was made, and one may be changed."""
 
     def __init__(self, order: Order):
         self.order = order
-        self.epochs = order["epochs"]
-        self.skip = WARM_STEPS  # batches, before it begins
-        self.warm_s = 0.0  # that these took
-        self.counts = False
-        self.begin()
+        self.kept = Kept()
 
-    def begin(self) -> None:
-        """Set all that was counted to nothing."""
-        self.batches = 0
-        self.seconds = 0.0
-        self.waited_s = 0.0
-        self.longest_s = 0.0
-
-    def new_epoch(self) -> None:
-        """Note that the loop starts over; one that does so before the window ends times epochs."""
-        if self.epochs is None:
-            self.epochs = True
-            self.counts = False
-        if self.epochs and not self.counts:
-            self.counts = True
-            self.begin()
-
-    def add(self, waited_s: float, worked_s: float) -> None:
-        """Count a step."""
-        if self.counts:
-            self.batches += 1
-            self.seconds += waited_s + worked_s
-            self.waited_s += waited_s
-            self.longest_s = max(self.longest_s, waited_s)
-        elif not self.epochs:
-            self.skip -= 1
-            self.warm_s += waited_s + worked_s
-            self.counts = self.skip <= 0 or self.warm_s > LONGEST_WARM_S
-
-    def is_over(self, at_epoch: bool) -> str:
-        """Return why to stop here: "window" or "slow"; "" to go on."""
-        if not self.batches:
-            return ""
-        floor = self.order["floor"]
-        if floor and self.seconds > EARLY_S and self.batches / self.seconds < floor / 2:
-            return "slow"
-        wanted_s = self.order["seconds"]
-        if self.epochs:
-            is_over = at_epoch and self.seconds >= wanted_s
-        elif self.batches >= FEWEST_STEPS:
-            is_over = self.seconds >= wanted_s or (at_epoch and self.epochs is False)
-        else:
-            is_over = self.seconds > LONGEST_S * wanted_s
-        return "window" if is_over else ""
-
-
-class TriedScript:
-    """The training loop of this process: what is changed in it, and what is seen of it."""
-
-    def __init__(self, order: Order, folder: Path):
-        self.order = order
-        self.folder = folder
-        self.pid = os.getpid()
-        self.sites: dict[str, Site] = {}
-        self.of_datasets: dict[int, tuple[Site, object]] = {}  # by their ids; kept, so none is new
-        self.now_in: Site | None = None  # whose batch came last
-        self.training: Site | None = None  # whose batches the optimizer's steps are on
-        self.window = Window(order)
-        self.left_s: float | None = None  # when another loader's loop began, in a training step
-        self.asked_s = 0.0  # when the training loop asked for the last batch
-        self.optimizer: int | None = None  # id of the first one that made a step
-        self.steps = 0
-        self.ended = ""
-
-    def install(self, module: ModuleType) -> None:
-        """Hook torch's module of loaders, or of optimizers, when it has just been loaded."""
-        if hasattr(module, "DataLoader"):
-            self._hook_loaders(module.DataLoader)
-        else:
-            module.register_optimizer_step_post_hook(
-                sys.modules["torch"]._disable_dynamo(lambda *given: self.stepped(*given))
-            )
-
-    def _hook_loaders(self, kind: Any) -> None:
+    def hook(self, kind: Any) -> None:
+        """Hook how a loader is made, and how a pass over it begins."""
         make, iterate = kind.__init__, kind.__iter__
         signature = inspect.signature(make)
 
         @functools.wraps(make)
         def made(loader: Any, /, *args: Any, **kwargs: Any) -> None:
-            site = None
-            with OwnErrors():
-                bound = signature.bind(loader, *args, **kwargs)
-                site = self.site_of(sys._getframe(1), loader, bound.arguments["dataset"])
-                if self.order["site"] == site.name:
+            site = site_of(sys._getframe(1), loader)
+            if site == self.order["site"]:
+                with OwnErrors():
+                    bound = signature.bind(loader, *args, **kwargs)
                     args, kwargs = with_changes(bound, self.order["changes"])
             make(loader, *args, **kwargs)
-            if site is not None:
-                site.settings = {name: getattr(loader, name, None) for name in LOADER_KNOBS}
-                loader._labkit_site = site
+            setattr(loader, MADE, site)
 
         @functools.wraps(iterate)
         def iterated(loader: Any) -> Iterator[object]:
-            site = getattr(loader, "_labkit_site", None)
-            if site is None or os.getpid() != self.pid:
-                return iterate(loader)
-            asked_s = time.perf_counter()
-            self.left_s = self.left_s or asked_s
-            if site is self.training:  # the end of its workers counts, a validation does not
-                self.window.seconds += max(0.0, self.left_s - self.asked_s)
-                self._stop_if_over(at_epoch=True)
-                self.window.new_epoch()
-            is_ready = self.order["ready"] and self.order["site"] == site.name
-            batches = ready(site, loader, iterate) if is_ready else iterate(loader)
-            return self.handed_out(site, batches, asked_s)
+            batches = iterate(loader)
+            if self.order["ready"] and held(loader).get(MADE) == self.order["site"]:
+                again = replayed(self.kept, batches._next_data, length_of(loader))
+                batches._next_data = again.__next__
+            return batches
 
         kind.__init__, kind.__iter__ = made, iterated
 
-    def site_of(self, frame: FrameType | None, loader: object, dataset: object) -> Site:
-        """Return where a loader is made: the first line that is not its own class's.
 
-        A library makes loaders of the script's, those for training and for validation on the same
-        line: there the dataset tells which it is.
-        """
-        while frame is not None and (
-            frame.f_globals.get("__name__", "").startswith("torch.utils.data")
-            or (frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is loader)
-        ):
-            frame = frame.f_back
-        name = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
-        if frame is not None and not is_users(frame.f_code.co_filename):
-            if id(dataset) in self.of_datasets:
-                return self.of_datasets[id(dataset)][0]
-            name += f" (dataset {len(self.of_datasets) + 1})"
-        site = self.sites.setdefault(name, Site(name))
-        self.of_datasets[id(dataset)] = (site, dataset)
-        return site
-
-    def handed_out(self, site: Site, batches: Iterator[object], asked_s: float) -> Iterator[object]:
-        """Yield batches, of which the first was asked for at `asked_s`, and time each step."""
-        for batch in batches:
-            came_s = time.perf_counter()
-            self.now_in = site
-            if site is self.training:
-                self.left_s = None
-            yield batch
-            now_s = time.perf_counter()
-            if site is self.training:  # what another loader's loop took of its body does not count
-                self.window.add(came_s - asked_s, (self.left_s or now_s) - came_s)
-                self._stop_if_over(at_epoch=False)
-                self.asked_s = now_s
-            asked_s = now_s
-
-    def stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Note that an optimizer has made a step; torch calls this."""
-        self.optimizer = self.optimizer or id(optimizer)
-        if self.optimizer != id(optimizer) or os.getpid() != self.pid:
-            return
-        self.steps += 1
-        site = self.now_in
-        if site is not None:
-            site.steps += 1
-            if self.training is None and site.steps == WARM_STEPS:
-                self._begin(site)
-        elif self.steps == WITHOUT_LOADER:
-            self.stop("no loader")
-
-    def _begin(self, site: Site) -> None:
-        self.training = site
-        self.left_s = None
-        if site.kept is None:
-            workers = site.settings.get("num_workers") or 0
-            self.window.skip += workers * (site.settings.get("prefetch_factor") or 0)
-
-    def _stop_if_over(self, at_epoch: bool) -> None:
-        if why := self.window.is_over(at_epoch):
-            cuda = sys.modules["torch"].cuda
-            if cuda.is_initialized():  # the host runs ahead
-                now_s = time.perf_counter()
-                cuda.synchronize()
-                self.window.seconds += time.perf_counter() - now_s
-            self.stop(why)
-
-    def stop(self, why: str) -> None:
-        """Interrupt the script, once."""
-        if not self.ended:
-            self.write(why)
-            raise KeyboardInterrupt
-
-    def write(self, why: str = "over") -> None:
-        """Leave what was seen in the folder, once, where this process trains."""
-        if self.ended or os.getpid() != self.pid or not self.steps:
-            return
-        self.ended = why
-        site = self.training or Site("")
-        window = self.window
-        seen = Seen(
-            site=site.name,
-            loader=site.settings,
-            batches=window.batches,
-            seconds=window.seconds,
-            wait=window.waited_s / (window.seconds or 1),
-            longest_wait_s=window.longest_s,
-            steps=self.steps,
-            epochs=bool(window.epochs),
-            world=int(os.environ.get("WORLD_SIZE", "1")),
-            ended=why,
-        )
-        half = self.folder / f"half-{self.pid}"
-        half.write_text(json.dumps(seen, default=str), encoding="utf-8")
-        half.replace(self.folder / SEEN.format(self.pid))
+def site_of(frame: FrameType | None, loader: object) -> str:
+    """Return the user's line that makes a loader, at once or through a library."""
+    while frame is not None and (
+        not is_users(frame.f_code.co_filename)
+        or (frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is loader)
+    ):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
 
 
-def install(module: ModuleType, folder: str) -> None:
-    """Hook a module of torch's, as the trial in `folder` asks for."""
-    _tried(folder).install(module)
-
-
-@functools.cache  # once
-def _tried(folder: str) -> TriedScript:
-    """Return the one training loop of this process."""
-    order: Order = json.loads(Path(folder, ORDER).read_text(encoding="utf-8"))
-    tried = TriedScript(order, Path(folder))
-    atexit.register(tried.write)
-    return tried
-
-
-def ready(site: Site, loader: Any, iterate: Callable[[Any], Iterator[object]]) -> Iterator[object]:
-    """Return the first batches again and again, as many as the loader would have."""
-    if site.kept is None:
-        site.kept = list(itertools.islice(iterate(loader), KEPT_BATCHES))
-        loader._iterator = None  # ends workers that are kept
-    again = itertools.cycle(site.kept)
-    try:
-        return itertools.islice(again, len(loader))
-    except TypeError:  # a stream of unknown length
-        return again
+def replayed(kept: Kept, live: Callable[[], object], length: int | None) -> Iterator[object]:
+    """Yield a loader's first batches, then these again and again: `length` in all."""
+    for _ in itertools.count() if length is None else range(length):
+        if not kept.is_full:
+            try:
+                kept.keep(live())
+            except StopIteration:
+                return
+        yield kept.again()
 
 
 def with_changes(
@@ -328,6 +105,6 @@ def with_changes(
     """
     bound.arguments.update(changes)
     if not bound.arguments.get("num_workers"):
-        for name in (*WITHOUT_WORKERS, *NEEDS_WORKERS):
+        for name in NEEDS_WORKERS:
             bound.arguments.pop(name, None)
     return bound.args[1:], bound.kwargs

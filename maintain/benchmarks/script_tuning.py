@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from labkit.tuning.script_bench import ScriptBench
+from labkit.tuning.search_result import Tuning
 from labkit.tuning.trial import of_loader
 from labkit.view.running import tune_script
 
@@ -128,7 +129,7 @@ def row(name: str, seconds: float) -> tuple[str, float, float, float, int, float
     took = time.monotonic() - began
     runs = sum(len(trial.rates) for trial in tuning.tried)
     bench = ScriptBench(command, seconds)
-    bench.look()
+    bench.look(Tuning(name, {}))
     kept = [s for s in grid(tuning.start) if bench.epochs or not s["persistent_workers"]]
     rates = [(bench.measure(knobs).rate or 0.0, knobs) for knobs in kept]
     best = max(rates, key=lambda each: each[0])[1]

@@ -20,7 +20,6 @@ OURS = "_labkit_watching"
 HOOKED = ["torch.utils.data.dataloader", "torch.optim.optimizer"]
 WATCHED = os.environ.get("LABKIT_WATCHING", "")  # now: a script may clear its environment
 TRIAL = os.environ.get("LABKIT_TRIAL", "")
-FOLDER = WATCHED or TRIAL
 
 plain_import = builtins.__import__
 
@@ -69,9 +68,8 @@ def hook(module):
     try:
         if TRIAL:
             importlib.import_module(f"{OURS}.watching.trial_hook").install(module, TRIAL)
-        if WATCHED:
-            vars(importlib.import_module(f"{OURS}.watching.run_folders"))["of_script"] = WATCHED
-            importlib.import_module(f"{OURS}.watching.hook").install(module)
+        vars(importlib.import_module(f"{OURS}.watching.run_folders"))["of_script"] = WATCHED
+        importlib.import_module(f"{OURS}.watching.hook").install(module)
         mark("torch")
     except Exception as error:
         mark("failed", f"{type(error).__name__}: {error}")
@@ -80,14 +78,14 @@ def hook(module):
 def mark(name, text=""):
     """Leave a file in the folder of the runs: `labkit watch` says how far we came."""
     try:
-        with open(os.path.join(FOLDER, name), "a", encoding="utf-8") as file:
+        with open(os.path.join(WATCHED, name), "a", encoding="utf-8") as file:
             file.write(text)
     except OSError:
         pass
 
 
 sys.path[:] = [place for place in sys.path if os.path.abspath(place or ".") != HERE]
-if FOLDER:
+if WATCHED:
     sys.meta_path.insert(0, Finder())
     mark("python")
 this = sys.modules.pop("sitecustomize", None)
