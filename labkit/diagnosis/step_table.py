@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import fmean
-
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
@@ -119,7 +117,7 @@ def known_of(run: RunData, wait: np.ndarray, ranks_cores: float) -> Evidence:
         peak=run.peak,
         xray=Xray(**{name: seen.get(name) for name in Xray.__annotations__}) if seen else None,
         kernels=kernels_of(xray_of(run)) if is_gpu else None,
-        lines=lines_of(run) if run.samples_of_lines else None,
+        lines=lines_of(run) if any(run.packed("lines")) else None,
         loop=loop,
         body=body,
         workers=_workers(run),
@@ -163,20 +161,19 @@ def _batch(run: RunData) -> Batch:
 def _workers(run: RunData) -> WorkerEvidence | None:
     """Return what a run recorded of its workers; None where it recorded nothing, or has none."""
     seen = run.workers
-    workers = [worker for worker in seen if worker.worker >= 0]
-    if not workers:
+    rows = seen.rows[seen.rows.index >= 0]
+    if rows.empty:
         return None
     hang = seen.hang
-    busy_ms = [worker.busy_ms for worker in workers]
     return WorkerEvidence(
-        cpu_shares=tuple(worker.cpu_share for worker in workers),
-        in_line_share=fmean(worker.in_line_share for worker in workers) or None,
-        idle_share=seen.idle_share,
-        library_threads=max(worker.library_threads for worker in workers),
-        busiest_over_mean=max(busy_ms) / fmean(busy_ms),
+        cpu_shares=tuple(rows.cpu_share),
+        in_line_share=rows.in_line_share.mean() or None,
+        idle_share=rows.idle_share.mean(),
+        library_threads=int(rows.library_threads.max()),
+        busiest_over_mean=rows.busy_ms.max() / rows.busy_ms.mean(),
         hang=None if hang is None or hang.worker is None else hang,  # the loop's own
-        grew_gib=seen.grew_gib,
-        slowest=", ".join(map(str, seen.slowest[:3])),
+        grew_gib=None if rows.grew_gib.isna().all() else rows.grew_gib.sum(),
+        slowest=", ".join(seen.slowest[:3]),
     )
 
 
