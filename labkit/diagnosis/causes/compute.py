@@ -222,6 +222,6 @@ def nothing_lost(evidence: Evidence, losses: dict[str, float]) -> Finding:
         Measured(seen, evidence.compute_share, by=evidence.source),
         Measured(near, losses[name]),
     )
-    remedy = PROFILE_THE_OPERATORS if evidence.loop else NOTHING_LEFT
-    remedies = (USE_THE_CARD, remedy) if evidence.spare_card else (remedy,)
+    remedy = PROFILE_THE_OPERATORS if evidence.known("loop") else NOTHING_LEFT
+    remedies = (USE_THE_CARD, remedy) if evidence.known("spare_card") else (remedy,)
     return Finding("compute", DEVICE_LIMIT, 0.0, measured, remedies)
