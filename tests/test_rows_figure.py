@@ -1,7 +1,5 @@
 """`lk.plot`: what is drawn, what is missing, and what stands beside."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pandas
 import pytest
@@ -101,8 +99,7 @@ def test_a_row_without_a_number_is_a_gap_with_its_reason_below_the_axes():
 
 
 def test_published_rows_beside_are_dashed_and_named_by_card_and_source():
-    rows = FLOAT32.assign(batch=SIZES, precision="FP32")
-    measured = SimpleNamespace(rows=rows, machine=SimpleNamespace(name="EPYC"), mark=None)
+    measured = FLOAT32.assign(batch=SIZES, precision="FP32")
     published = lk.published("inference").query("card == 'V100'")
     lines = named_lines(axes_of(measured, "batch", "ms", "precision", beside=published))
     mine = lines["FP32"]

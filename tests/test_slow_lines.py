@@ -17,9 +17,9 @@ LOADER = LoopCode("loader", call="", arguments={"dataset": "data", "num_workers"
 TENSORS = replace(
     LOADER, arguments=LOADER.arguments | {"batch_size": "64"}, dataset_type="TensorDataset"
 )
-BUSY = WorkerEvidence((0.95, 0.97), idle_share=0.0)
-AT_REST = WorkerEvidence((0.9, 0.9), idle_share=0.9)
-WAITING = WorkerEvidence((0.05, 0.1), idle_share=0.0)
+BUSY = WorkerEvidence(cpu_shares=(0.95, 0.97), idle_share=0.0)
+AT_REST = WorkerEvidence(cpu_shares=(0.9, 0.9), idle_share=0.9)
+WAITING = WorkerEvidence(cpu_shares=(0.05, 0.1), idle_share=0.0)
 ASKS = ("loader", "", "train.py", 57, "train", "")  # the line of the loop itself
 STACKS = ("loader", "collate", TORCH, 275, "collate_tensor_fn", "torch.stack()")
 
@@ -65,7 +65,7 @@ def found(folder, waiting=(), worker=(), wait_ms=80.0, **known):
     )
     busy = bool(workers) and workers.cpu_share > 0.5
     known = {"use": CoreUse(2, own=1.95 if busy else 0.5), "code": LOADER} | known
-    evidence = replace(StepTable(run).evidence(), **known)
+    evidence = StepTable(run).evidence().but(**known)
     return worded(judge.by_cost(evidence)[0], evidence, run)
 
 

@@ -86,7 +86,7 @@ class Lines(Result):
 
     def __init__(self, run: RunData):
         """Join the samples of `run` with its steps, warm-up excluded."""
-        frame = _samples(run.samples_of_lines)
+        frame = _samples(run.packed("lines"))
         stamps = run.stamps if run.steps else np.zeros((1, 6))
         moment = run.seconds(frame.ended_ns.to_numpy())
         step = np.searchsorted(stamps[:, 0], moment, side="right") - 1

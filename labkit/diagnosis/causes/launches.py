@@ -20,7 +20,6 @@ from labkit.diagnosis.findings import (
     loss,
 )
 from labkit.diagnosis.watched_loop import HOST_ALONE
-from labkit.diagnosis.witnesses import deciding
 from labkit.spec import KNOBS
 
 MOST_A_BATCH = int(KNOBS["batch_size"].high or 0)
@@ -167,13 +166,13 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     """
     busy = evidence.compute_share
     kernels = evidence.known("kernels")
-    witness = deciding(evidence.card.witnesses)
+    witness = evidence.card.known("witness")
     if evidence.known("trace") is not None:
         return None
     if kernels is not None:
         idle, name = evidence.gap_share, "gaps_between_kernels"
         told = f"kernels take {kernels.kernel_us / 1e3:.1f} of {evidence.compute_us / 1e3:.1f} ms"
-    elif witness is not None and not witness.works:
+    elif witness is not None and witness.works is False:
         idle, name, told = 1 - witness.share, "gaps_or_small_kernels", witness.said
     else:
         return None
