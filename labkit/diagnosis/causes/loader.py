@@ -24,28 +24,22 @@ SHARE_OUT = (
 # -- what is known of a loader ---------------------------------------------------------------------
 
 
-def torchs_share(evidence: Evidence) -> float:
-    """Return the part of making batches that is torch's own; 0 where too little was sampled."""
-    lines = evidence.known("lines")
-    phase = "worker" if evidence.has_workers else "waiting"
-    if lines is None or lines.mask(phase).sum() < limits.FEWEST_LINES:
-        return 0.0
-    torchs = lines.frame[lines.mask(phase) & (lines.frame.within != "") & ~lines.frame.own]
-    return torchs.of_phase.sum()
-
-
 def has_cheap_items(evidence: Evidence) -> bool:
     """Return whether torch's taking the items one by one, and stacking them, is the work.
 
     That is a TensorDataset, a batch that the loop makes as fast as a worker sends one, and items of
     which torch's own code has MOST_OF_LOADING of the time. Without a batch size they are no more.
     """
-    code = evidence.code
+    code, lines = evidence.code, evidence.known("lines")
     is_plain = not {"collate_fn", "batch_sampler"} & code.arguments.keys()
     cheap = code.dataset_type == "TensorDataset" and is_plain
-    cheap = cheap or torchs_share(evidence) >= limits.MOST_OF_LOADING
     if not evidence.has_workers:
         cheap = cheap or 0 < (evidence.known("wait_us") or 0.0) < limits.HANDOFF_US
+    if lines is not None:
+        there = lines.frame[lines.mask("worker" if evidence.has_workers else "waiting")]
+        torchs = there.of_phase[(there.within != "") & ~there.own].sum()
+        is_torchs = len(there) >= limits.FEWEST_LINES and torchs >= limits.MOST_OF_LOADING
+        cheap = cheap or is_torchs
     return cheap and evidence.knobs.get("batch_size", 1) is not None
 
 
