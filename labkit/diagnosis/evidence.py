@@ -183,7 +183,6 @@ class Evidence(Measures):
 
     # The machine, and who else uses it
     use: CoreUse = CoreUse()
-    threads: int  # that torch computes an operator with, on a CPU
     stolen_by_others: float = 0.0  # other programs had it
     card: CardEvidence = CardEvidence()
 
@@ -205,7 +204,6 @@ class Evidence(Measures):
     host_wait_share: float = 0.0  # its host waits for a batch, whatever the device does
     body: Mapping[str, float] = {}  # of its body: no training
     growth: LoopGrowth = LoopGrowth()  # of what a watched loop keeps
-    switches: tuple[str, ...] = ()  # process-wide ones that are on, as `SWITCHES` names them
     weights_dtype: str  # of most of what it trains, as "float32"
     spare_card: str  # the name of a GPU here that its model on the CPU leaves alone
     batch: Batch = Batch()

@@ -111,7 +111,6 @@ def known_of(run: RunData, wait: np.ndarray, ranks_cores: float) -> Evidence:
         padding_share=run.padding,
         launches_only=run.launches_only,
         use=CoreUse.of(run, ranks_cores),
-        threads=None if is_gpu else machine.threads,
         card=_card(run) if is_gpu else CardEvidence(),
         mfu=None if run.launches_only else run.mfu,
         peak=run.peak,
@@ -125,7 +124,6 @@ def known_of(run: RunData, wait: np.ndarray, ranks_cores: float) -> Evidence:
         whole=shares_of(run),
         host_wait_share=_host_wait(run.host_ns[run.warmup :]),
         growth=_growth(run),
-        switches=tuple(run.switches),
         weights_dtype=run.weights_dtype,
         batch=_batch(run),
         # not worth a word to what computes no model
