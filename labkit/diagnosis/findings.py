@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.loader_code import as_comment
@@ -83,7 +83,6 @@ FORMATS = {
     "GiB": "{:.1f} GiB",
     "count": "{:.0f}",
 }
-Unit = Literal["share", "ms", "s", "times", "cores", "GiB", "count"]
 
 
 def explains(page: str, *causes: str) -> None:
@@ -127,7 +126,7 @@ class Measured:
 
     what: str  # the words after the number
     value: float | None = None  # None: words alone, such as where in the code it was
-    unit: Unit = "share"  # `FORMATS` prints it
+    unit: str = "share"  # `FORMATS` prints it
     by: str = ""  # which instrument measured it
     before: str = ""  # the words in front of it
 
