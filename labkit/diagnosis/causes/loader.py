@@ -87,11 +87,12 @@ IN_THE_LOOP = Remedy(
     {"num_workers": 0, **WITHOUT_WORKERS},
     cost="the loop waits while it makes a batch",
 )
-SOME_WORKERS = Remedy(
-    "some_workers",
-    "Prepare batches in other processes: a DataLoader with workers, or more workers or threads of "
-    "a loader's own.",
+INTO_A_DATASET = Remedy(
+    "into_a_dataset",
+    "Prepare batches in a Dataset that a DataLoader with workers reads, or with more workers or "
+    "threads of a loader's own.",
     "workers",
+    check=LESS_WAITING,
 )
 CHEAPER_ITEMS = Remedy(
     "cheaper_items",
@@ -119,7 +120,7 @@ def settings(evidence: Evidence) -> tuple[Remedy, ...]:
     if number and number != now and not is_cheap and not evidence.batch.on_gpu:
         remedies.append(set_num_workers(number, evidence))
     elif evidence.known("num_workers") is None and evidence.known("trace") is None:
-        remedies.append(SOME_WORKERS)
+        remedies.append(INTO_A_DATASET)
     return tuple(remedies) or (CHEAPER_ITEMS,)
 
 

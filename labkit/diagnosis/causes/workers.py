@@ -11,6 +11,7 @@ import math
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import LATE, WARNING, cause
 from labkit.diagnosis.causes.loader import (
+    CHEAPER_ITEMS,
     FETCH_AT_ONCE,
     IN_THE_LOOP,
     cores_full,
@@ -164,13 +165,6 @@ def uneven_shards(evidence: Evidence) -> Finding | None:
 
 # -- the costliest line ----------------------------------------------------------------------------
 
-CHEAPER_LINE = Remedy(
-    "cheaper_line",
-    "Make that line cheaper: do it once and keep the result, or before training.",
-    "items",
-    check=LESS_WAITING,
-)
-
 
 @cause("costly-items", "slow_line", "item", "collate", when=LATE)
 def slow_code(evidence: Evidence) -> Finding | None:
@@ -190,15 +184,15 @@ def slow_code(evidence: Evidence) -> Finding | None:
             continue
         rows = lines.rows(ours)[:3]
         # No number of workers makes a sampler quicker, nor what a loop with workers does by itself
-        sets = () if is_in_loop and evidence.has_workers else settings(evidence)
+        is_alone = is_in_loop and evidence.has_workers
         most = gain_without(part * evidence.wait_share if is_in_loop else part)
         return Finding(
             "input",
             lines.frame.within[ours].iloc[0] or "slow_line",
             measured=(Measured(f"{WHOSE[phase]} is in {rows[0].what}", part),),
-            remedies=(*sets, CHEAPER_LINE),
+            remedies=(CHEAPER_ITEMS,) if is_alone else settings(evidence),
             lines=rows,
-            at_most=None if sets else most,
+            at_most=most if is_alone else None,
         )
     return None
 
