@@ -89,10 +89,9 @@ def wall_shares(
     end = max(end_ns or 0, *(span[1] for span in loops))
     spans: list[Span] = [(first, last, BETWEEN, ""), (start, first, BEFORE, "")]
     spans += [(last, end, AFTER, ""), *loops]
-    for run in runs:
-        spans += [(each["began"], each["ended"], SAVING, "") for each in run.saves]
-    for run in runs:
-        spans += [(each["began"], each["ended"], STOPPED, "") for each in run.pauses]
+    later = [(each, SAVING) for run in runs for each in run.saves]
+    later += [(each, STOPPED) for run in runs for each in run.pauses]
+    spans += [(each["began"], each["ended"], part, "") for each, part in later]
     moments = np.clip([span[:2] for span in spans], start, end)
     edges = np.unique(moments)
     owner = np.zeros(len(edges) - 1, dtype=int)  # of the stretches between them
