@@ -183,7 +183,7 @@ class Evidence(Measures):
 
     # The machine, and who else uses it
     use: CoreUse = CoreUse()
-    stolen_by_others: float = 0.0  # other programs had it
+    stolen_by_others: float = 0.0  # other programs had the core that the model needed
     card: CardEvidence = CardEvidence()
 
     # How much of what the device could do the model's arithmetic needs
