@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import labkit as lk
 from labkit.diagnosis.cause import asked
 from labkit.diagnosis.causes import loader
-from labkit.diagnosis.evidence import Batch, Epochs, Evidence, WorkerEvidence
-from labkit.diagnosis.findings import Finding, Remedy
+from labkit.diagnosis.evidence import Epochs, Evidence
+from labkit.diagnosis.findings import Remedy
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.wording import worded
 from labkit.results.core_use import CoreUse
@@ -192,7 +192,7 @@ REMEDIES = {
     (name, remedy.key): remedy
     for name in ("body", "compute", "copies", "launches", "loader", "workers")
     for remedy in vars(importlib.import_module(f"labkit.diagnosis.causes.{name}")).values()
-    if isinstance(remedy, Remedy) and (remedy.code or remedy.make)
+    if isinstance(remedy, Remedy) and remedy.code
 }
 
 
@@ -236,54 +236,3 @@ def test_a_trainers_user_is_given_a_line_that_changes_their_training_arguments()
     code = LoopCode(trainer=True, cards=2)
     finding = fed(use=CoreUse(2), code=code)
     assert finding.code == "# TrainingArguments(..., dataloader_num_workers=2)\n"
-
-
-# A loop over features, which are no images, with every name that an example has
-FEATURES = """
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-device = torch.device("cpu")
-dataset = TensorDataset(torch.randn(64, 20), torch.arange(64) % 2)
-loader = DataLoader(dataset, batch_size=8, shuffle=True)
-model = nn.Linear(20, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-images, labels = next(iter(loader))
-inputs = batch = images
-"""
-OF_LOADERS = [remedy for (name, _), remedy in REMEDIES.items() if name in ("loader", "workers")]
-COPIES = [remedy for (name, _), remedy in REMEDIES.items() if name == "copies"]
-
-
-@pytest.mark.parametrize("remedy", OF_LOADERS + COPIES, ids=lambda remedy: remedy.key)
-def test_pasted_code_runs_in_a_watched_script_and_leaves_a_batch_of_no_images_as_it_is(
-    remedy, monkeypatch
-):
-    monkeypatch.setattr(os, "environ", {})
-    code = LoopCode.of(
-        {
-            "loader": "loader",
-            "call": "DataLoader",
-            "arguments": {"dataset": "dataset", "batch_size": "8", "shuffle": "True"},
-            "dataset_type": "TensorDataset",
-        }
-    )
-    workers = WorkerEvidence(cpu_shares=(0.9, 0.9), idle_share=0.7)
-    shape = Batch(dtype="float32", bytes=4e7)
-    evidence = Evidence(kind="gpu", workers=workers, batch=shape, code=code, wait_share=0.5)
-    filled = remedy.for_run(evidence.but(knobs={"num_workers": 2}))
-    if filled is None:
-        pytest.skip("not for such a loop")
-    told = worded(Finding("input", "item", 0.5, (), (filled,)), evidence).code
-    script = {"__name__": "train"}
-    exec(FEATURES, script)
-    before = script["images"].clone()
-    exec(told, script)  # as it is printed
-    example = "\n".join(line.removeprefix("# ") for line in told.splitlines())
-    names = "images =", "inputs =", "batch ="
-    if any(name in example for name in names):  # and as somebody takes it out of its comments
-        lines = [line for line in example.splitlines() if line.startswith(("if ", " ", *names))]
-        exec("\n".join(lines), script)
-    assert torch.equal(script["images"], before) and script["images"].dtype == torch.float32
-    list(script["loader"])

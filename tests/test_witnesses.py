@@ -205,6 +205,3 @@ def test_a_synchronisation_that_keeps_a_gpu_waiting_is_blamed_on_its_line(tmp_pa
     found = synchronised(tmp_path, {"backward": 20, "sync": 80}, gpm={"sm": 0.1}).findings[0]
     assert (found.name, found.cause) == ("launch", "sync")
     assert (found.lines[0].line, found.lines[0].call) == (57, "sync()")
-
-
-# -- what a trainer does around its steps ----------------------------------------------------------

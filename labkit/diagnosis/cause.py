@@ -17,7 +17,6 @@ from labkit.diagnosis.findings import Finding, explains
 Rule = Callable[[Evidence], Finding | None]
 LOSS = "loss"  # what costs device time: the losses of each bottleneck add up
 LATE = "late"  # why the loop waits for data: the first that is found counts
-FIRST = "first"  # said before all else: it slows everything that was measured
 WARNING = "warning"  # said whatever it costs
 
 

@@ -127,5 +127,5 @@ def usual_rent(machine: Machine) -> float | None:
 
 
 def _number(value: float | None) -> str | None:
-    """Return a number in three digits or more, not as a power of ten."""
+    """Return a number in three digits or more."""
     return None if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

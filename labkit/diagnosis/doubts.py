@@ -11,7 +11,6 @@ from labkit.diagnosis.findings import (
     Measured,
     Remedy,
     explains,
-    remedy,
 )
 from labkit.results.run_data import RunData
 from labkit.results.watched_pipeline import BODY_NOTE
@@ -47,9 +46,8 @@ MAKERS_PROFILER = Remedy(
 )
 
 
-@remedy
 def look_inside(evidence: Evidence) -> Remedy:
-    """Whatever has not looked yet."""
+    """Return the remedy to look with what has not looked yet."""
     if evidence.known("xray"):
         return MAKERS_PROFILER
     return XRAY if evidence.of_bench else PROFILE
@@ -131,7 +129,7 @@ def unseen(evidence: Evidence) -> Finding | None:
         )
         witness = evidence.card.known("witness")
         told = (Measured(witness.said),) if witness else ()
-        return unsure("busy_is_an_upper_bound", look_inside, Measured(seen, share), *told)
+        return unsure("busy_is_an_upper_bound", look_inside(evidence), Measured(seen, share), *told)
     loop = evidence.known("loop")
     if loop is None or evidence.body:
         return None

@@ -64,12 +64,10 @@ def asked(rule: Callable[[Any], Found | None], facts: Measures) -> Found | None:
 class Xray(Measures):
     """The compute of a few steps as the bench's own profiling saw it; times are for one step."""
 
-    steps: float
     window_us: float  # from the first operator to the last
     gap_us: float  # between operators: Python
     tiny_us: float  # in operators of under 10 µs
     tiny_ops: float
-    elementwise_us: float
     fusible_us: float  # of these, what one fused pass would save
     bf16_speedup: float  # of the same compute, measured
 
@@ -85,7 +83,6 @@ class Kernels(Measures):
     cuda_graphs: bool = False  # these hide kernels from some profilers
     tensor_core_share: float = 0.0
     eligible_share: float  # in operators that could use Tensor Cores
-    moving_share: float  # in elementwise kernels, which only move data
 
 
 class CardEvidence(Measures):
@@ -114,7 +111,6 @@ class Batch(Measures):
     dtype: str  # of the largest array in the first one
     on_gpu: bool = False  # whether the loader makes them on a GPU, as no worker could
     bytes: float  # of its large arrays, in an ordinary step
-    sizes: int = 1  # different ones that were seen, as of texts padded to the longest of a batch
 
 
 class LoopGrowth(Measures):
@@ -137,7 +133,6 @@ class WorkerEvidence(Measures):
     slowest: str = ""  # the slowest items that they prepared, in words
     grew_gib: float  # memory of their own since their first batch, all together
     hang: Hang  # of a worker that had work, and finished no item
-    item_wait_ms: float
 
     @property
     def workers(self) -> int:
@@ -188,15 +183,12 @@ class Evidence(Measures):
 
     # The machine, and who else uses it
     use: CoreUse = CoreUse()
-    threads: int  # that torch computes an operator with, on a CPU
-    stolen_by_workers: float  # our workers had the core that the model needed
-    stolen_by_others: float = 0.0  # other programs had it
+    stolen_by_others: float = 0.0  # other programs had the core that the model needed
     card: CardEvidence = CardEvidence()
 
     # How much of what the device could do the model's arithmetic needs
     mfu: float
     peak: Peak  # of the device
-    flop_per_byte: float  # of a step whose bytes no cache holds
 
     # What looked inside
     xray: Xray
@@ -212,7 +204,6 @@ class Evidence(Measures):
     host_wait_share: float = 0.0  # its host waits for a batch, whatever the device does
     body: Mapping[str, float] = {}  # of its body: no training
     growth: LoopGrowth = LoopGrowth()  # of what a watched loop keeps
-    switches: tuple[str, ...] = ()  # process-wide ones that are on, as `SWITCHES` names them
     weights_dtype: str  # of most of what it trains, as "float32"
     spare_card: str  # the name of a GPU here that its model on the CPU leaves alone
     batch: Batch = Batch()

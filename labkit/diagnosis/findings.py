@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from labkit.diagnosis.evidence import Evidence, asked
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.loader_code import as_comment
 from labkit.knobs import Setting
@@ -84,7 +83,6 @@ FORMATS = {
     "GiB": "{:.1f} GiB",
     "count": "{:.0f}",
 }
-Unit = Literal["share", "ms", "s", "times", "cores", "GiB", "count"]
 
 
 def explains(page: str, *causes: str) -> None:
@@ -107,6 +105,11 @@ def page_of(cause: str) -> str:
     return f"{FOLDER}/{page}.md" if page else ""
 
 
+def link_of(lesson: str) -> str:
+    """Return where a section is, in the folder of the notebooks; "" of no lesson."""
+    return "#".join(LESSONS[lesson]).replace(" ", "-") if lesson else ""
+
+
 def in_words(cause: str) -> str:
     """Return a cause as a person reads it."""
     return SAID.get(cause, cause.replace("_", " "))
@@ -123,7 +126,7 @@ class Measured:
 
     what: str  # the words after the number
     value: float | None = None  # None: words alone, such as where in the code it was
-    unit: Unit = "share"  # `FORMATS` prints it
+    unit: str = "share"  # `FORMATS` prints it
     by: str = ""  # which instrument measured it
     before: str = ""  # the words in front of it
 
@@ -146,29 +149,10 @@ class Remedy:
     check: str = SAME_LOSSES  # what tells that it helped
     at_most: float | None = None  # times as many steps, where a line bounds what it brings
     price: int = 1  # 1 (cheap) to 3 (dear), for choosing among remedies
-    # Makes it for a run, None where it is not for that one: see `remedy`
-    make: Callable[[Evidence], Remedy | None] | None = None
-
-    def for_run(self, evidence: Evidence) -> Remedy | None:
-        """Return the remedy as it is for a run, or None where it is not for it."""
-        return asked(self.make, evidence) if self.make else self
 
     def to_dict(self) -> dict[str, object]:
         """Return the remedy as JSON types; what it should bring is its finding's `expected`."""
-        return {
-            "key": self.key,
-            "text": self.text,
-            "changes": dict(self.changes),
-            "code": as_comment(self.code),
-            "cost": self.cost,
-            "check": self.check,
-            "price": self.price,
-        }
-
-
-def remedy(make: Callable[[Evidence], Remedy | None]) -> Remedy:
-    """Return a remedy whose settings and words depend on the run: a function makes it."""
-    return Remedy(make.__name__, make.__doc__ or "", make=make)
+        return {**asdict(self), "code": as_comment(self.code)}
 
 
 class Estimate(NamedTuple):
@@ -218,46 +202,34 @@ class Finding:
         return f"{'at most ' if self.is_bound else ''}{self.lost_share:.0%}"
 
     @property
-    def link(self) -> str:
-        """The section that teaches the first remedy, in the folder of the notebooks; or ""."""
-        if not self.remedies or not self.lost_share or not self.remedies[0].lesson:
-            return ""
-        return "#".join(LESSONS[self.remedies[0].lesson]).replace(" ", "-")
-
-    @property
-    def page(self) -> str:
-        """The page that explains the cause, in the folder of the notebooks; "" without one."""
-        return page_of(self.cause)
+    def lesson(self) -> str:
+        """The key of the section that teaches the first remedy; "" without one."""
+        return self.remedies[0].lesson if self.remedies and self.lost_share else ""
 
     @property
     def places(self) -> dict[str, str]:
         """Where to read on, in words, each with its address in the folder of the notebooks."""
-        named = {}
-        if self.link:
-            file, heading = LESSONS[self.remedies[0].lesson]
-            section, title = heading.rstrip("?").split(". ", 1)
-            named[f"notebook {file[:2]}, section {section} ({title})"] = self.link
-        if self.page:
-            named[self.page] = self.page
-        return named
+        page = page_of(self.cause)
+        named = {page: page} if page else {}
+        if not self.lesson:
+            return named
+        file, heading = LESSONS[self.lesson]
+        section, title = heading.rstrip("?").split(". ", 1)
+        words = f"notebook {file[:2]}, section {section} ({title})"
+        return {words: link_of(self.lesson), **named}
 
     def to_dict(self) -> dict[str, object]:
         """Return the finding as JSON types."""
+        plain = ("name", "evidence", "advice", "rank", "expected", "at_most", "code")
         return {
-            "name": self.name,
+            **{name: getattr(self, name) for name in plain},
             "cause": in_json(self.cause),
             "lost_share": round(self.lost_share, 4),
-            "evidence": self.evidence,
-            "advice": self.advice,
             "measured": [asdict(each) for each in self.measured],
-            "rank": self.rank,
             "lines": [line.to_dict() for line in self.lines],
             "remedies": [each.to_dict() for each in self.remedies],
-            "expected": self.expected,
-            "at_most": self.at_most,
-            "code": self.code,
-            "lesson": self.link,
-            "page": self.page,
+            "lesson": link_of(self.lesson),
+            "page": page_of(self.cause),
         }
 
 

@@ -85,7 +85,6 @@ def by_cost(evidence: Evidence) -> tuple[Finding, ...]:
     named.sort(key=lambda finding: (-total[finding.name], -finding.lost_share))
     known = {finding.cause for finding in named}
     named += [each for each in cause.found(evidence, cause.WARNING) if each.cause not in known]
-    named[:0] = cause.found(evidence, cause.FIRST)
     return tuple(named or [nothing_lost(evidence, total)])
 
 

@@ -55,23 +55,19 @@ def known_call(line: Line) -> KnownCall | None:
     return None
 
 
-def remedy_of(line: Line, row: KnownCall) -> Remedy:
-    """Return what a row says to do about a line."""
+def known_first(finding: Finding) -> Finding:
+    """Put in front what helps the line that takes most of a finding's time, if that is known."""
+    line = finding.lines[0] if finding.lines else None
+    if line is None or line.share < MOST * finding.lost_share:
+        return finding
+    row = known_call(line)
+    if row is None:
+        return finding
     is_loading = line.phase in MAKING
-    return Remedy(
+    remedy = Remedy(
         KNOWN_CALL,
         f"`{line.call}` ({line.place}): {row.slow}. {row.do}",
         "items" if is_loading else "lines",
         check=LESS_WAITING if is_loading else SAME_LOSSES,
     )
-
-
-def known_first(finding: Finding) -> Finding:
-    """Put in front what helps the line that takes most of a finding's time, if that is known."""
-    if not finding.lines:
-        return finding
-    line = finding.lines[0]
-    row = known_call(line) if line.share >= MOST * finding.lost_share else None
-    if row is None or any(each.key == KNOWN_CALL for each in finding.remedies):
-        return finding
-    return replace(finding, remedies=(remedy_of(line, row), *finding.remedies), expected=None)
+    return replace(finding, remedies=(remedy, *finding.remedies), expected=None)

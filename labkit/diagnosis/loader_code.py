@@ -69,20 +69,17 @@ class LoopCode:
 
         `job` is the event that is written after the first step.
         """
-        later = {name: value for name, value in (job or {}).items() if value is not None}
-        said = {**(recorded or {}), **later}
+        said = {**(recorded or {})}
+        said |= {name: value for name, value in (job or {}).items() if value is not None}
         call = said.get("call")
         is_class = (name_in(call) or "").rpartition(".")[2][:1].isupper()  # others may do harm
         arguments = said.get("arguments") or {}
+        facts = ("dataset_type", "streams", "is_compiled", "cards", "may_fuse")
         return cls(
+            **{name: said[name] for name in facts if said.get(name) is not None},
             loader=name_in(said.get("loader")),
             call=call if call == "" or is_class else None,
             arguments={name: code_in(code) for name, code in arguments.items() if name_in(name)},
-            dataset_type=said.get("dataset_type"),
-            streams=bool(said.get("streams")),
-            is_compiled=bool(said.get("is_compiled")),
-            cards=said.get("cards") or 1,
-            may_fuse=said.get("may_fuse"),
             trainer=trainer,
         )
 

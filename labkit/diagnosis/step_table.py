@@ -44,56 +44,51 @@ class StepTable:
         """Other ranks of the same job used `ranks_cores`: they are no other programs."""
         first = max(run.warmup - 1, 0)
         parts = split_steps(run.stamps[first:])  # (steps, classes), s
-        wait, copy, compute, launch, other = parts.T
-        count = len(parts)
-        self.steps = count if parts.any() else 0  # stamps may show no time
-        self.seconds = float(parts.sum())
-        self.known = known = known_of(run, wait, ranks_cores)
+        wait, _, compute, _, _ = parts.T
         own = run.thread_s[first + 1 :]  # (steps,) s; NaN where not stamped, as of a watched loop
-        self.is_timed = known.kind == "cpu" and bool(np.isfinite(own).any())
-        lost = compute - np.fmin(compute, own) if self.is_timed else np.zeros(count)
-        columns = (wait, copy, compute, launch, other, lost, np.ones(count))
-        blocks = np.arange(0, count, max(1, -(-count // limits.MOST_DRAWN)))
-        table = np.column_stack(columns)
+        is_cpu = run.machine.kind == "cpu"
+        stolen = np.nan_to_num(np.clip(compute - own, 0, None)) if is_cpu else np.zeros(len(parts))
+        self.steps = len(parts) if parts.any() else 0  # stamps may show no time
+        self.seconds = float(parts.sum())
+        self.known = known_of(run, wait, ranks_cores)
+        workers = self._workers_cores(float((compute - stolen).sum()))
+        by_others = self.known.use.others or 0.0
+        by_others /= max(workers + by_others, 1e-9)  # the part of what was stolen
+        by_others = by_others if workers else 1.0
+        table = np.column_stack([parts, stolen * by_others, np.ones(len(parts))])
+        blocks = np.arange(0, len(parts), max(1, -(-len(parts) // limits.MOST_DRAWN)))
         self.rows = len(blocks)
         self.table = np.add.reduceat(table, blocks) if self.rows else table
-        self.blame = self._blame(float(compute.sum() - lost.sum()))
-        taken_s = max(float(wait.sum()), float(lost.sum()))
-        late = known.card.known("launches") or 0.0
+        late = self.known.card.known("launches") or 0.0
+        taken_s = max(float(wait.sum()), float(stolen.sum()))
         is_worth = taken_s > WORTH_A_LOOK * self.seconds
         if not run.watched and (is_worth or late > limits.WORTH_NAMING["launch"] / 2):
-            deeper = recommend_prefetch(run) if known.has_workers else None
-            self.known = known.but(advised=recommend_workers(run), deeper_queue=deeper)
+            deeper = recommend_prefetch(run) if self.known.has_workers else None
+            self.known = self.known.but(advised=recommend_workers(run), deeper_queue=deeper)
 
-    def _blame(self, ran_s: float) -> float:
-        """Return the part (0 to 1) of what was taken from the model's thread that workers took."""
-        use = self.known.use
+    def _workers_cores(self, ran_s: float) -> float:
+        """Return the cores that loader workers used beside the model's own thread; 0 without."""
+        own = self.known.use.own
         if not self.known.has_workers or not self.steps:
             return 0.0
-        if use.others is None:
-            return 1.0
-        workers = max(0.0, (use.own or 0.0) - ran_s / self.seconds)  # cores
-        return workers / max(workers + use.others, 1e-9)
+        return 1.0 if own is None else max(own - ran_s / self.seconds, 1e-9)
 
     def evidence(self, rows: np.ndarray | slice = slice(None)) -> Evidence:
         """Return the evidence of all steps, or of the given rows (a resampled run)."""
         sums = self.table[rows].sum(axis=0)
         steps = sums[-1]
-        per_step_us = sums / steps * 1e6
         # drawn steps may have taken no time
-        wait, copy, compute, launch, other, lost, _ = (sums / (sums[:5].sum() or 1.0)).tolist()
-        by_workers = lost * self.blame if self.is_timed and self.known.has_workers else None
+        wait, copy, compute, launch, other, stolen, _ = sums / (sums[:5].sum() or 1.0)
         return self.known.but(
             source=f"step stamps, {steps:.0f} steps",
-            wait_share=wait,
-            copy_share=copy,
-            compute_share=compute,
-            launch_share=launch,
-            other_share=other,
-            stolen_by_workers=by_workers,
-            stolen_by_others=lost * (1 - self.blame),
-            wait_us=float(per_step_us[0]),
-            compute_us=float(per_step_us[2]),
+            wait_share=float(wait),
+            copy_share=float(copy),
+            compute_share=float(compute),
+            launch_share=float(launch),
+            other_share=float(other),
+            stolen_by_others=float(stolen),
+            wait_us=float(sums[0] / steps * 1e6),
+            compute_us=float(sums[2] / steps * 1e6),
         )
 
 
@@ -107,7 +102,6 @@ def known_of(run: RunData, wait: np.ndarray, ranks_cores: float) -> Evidence:
     loop = loop_of(run)
     body = loop.lines.body if loop else {}
     seen = run.xray_facts
-    work = run.event("work") or {}
     replayed = (run.event("headroom") or {}).get("factor")
     spare = (run.event("spare_card") or {}).get("name")
     return Evidence(
@@ -117,11 +111,9 @@ def known_of(run: RunData, wait: np.ndarray, ranks_cores: float) -> Evidence:
         padding_share=run.padding,
         launches_only=run.launches_only,
         use=CoreUse.of(run, ranks_cores),
-        threads=None if is_gpu else machine.threads,
         card=_card(run) if is_gpu else CardEvidence(),
         mfu=None if run.launches_only else run.mfu,
         peak=run.peak,
-        flop_per_byte=run.mbu and work["flops"] / max(work["bytes"], 1),
         xray=Xray(**{name: seen.get(name) for name in Xray.__annotations__}) if seen else None,
         kernels=kernels_of(xray_of(run)) if is_gpu else None,
         lines=lines_of(run) if any(run.packed("lines")) else None,
@@ -132,7 +124,6 @@ def known_of(run: RunData, wait: np.ndarray, ranks_cores: float) -> Evidence:
         whole=shares_of(run),
         host_wait_share=_host_wait(run.host_ns[run.warmup :]),
         growth=_growth(run),
-        switches=tuple(run.switches),
         weights_dtype=run.weights_dtype,
         batch=_batch(run),
         # not worth a word to what computes no model
@@ -156,13 +147,12 @@ def _batch(run: RunData) -> Batch:
     """Return what is known of a run's batches."""
     # Not of a prefetcher or Accelerate's loader, which move there what workers have made
     is_plain = run.watched == "DataLoader" and not run.pipeline.num_workers
-    sizes = run.batch_bytes[np.isfinite(run.batch_bytes)]  # the last one of a pass included
+    sizes = run.batch_bytes[np.isfinite(run.batch_bytes)]
     usual = float(np.median(sizes)) if len(sizes) else None
     return Batch(
         dtype=run.batch_dtype,
         on_gpu=run.batch_on_gpu and is_plain,
         bytes=usual,
-        sizes=len(np.unique(sizes)),
     )
 
 
@@ -182,7 +172,6 @@ def _workers(run: RunData) -> WorkerEvidence | None:
         hang=None if hang is None or hang.worker is None else hang,  # the loop's own
         grew_gib=None if rows.grew_gib.isna().all() else rows.grew_gib.sum(),
         slowest=", ".join(seen.slowest[:3]),
-        item_wait_ms=rows.item_wait_ms.mean(),
     )
 
 

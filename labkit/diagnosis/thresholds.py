@@ -62,21 +62,16 @@ HANDOFF_US = 1_500.0
 BESIDE = 0.25  # of a script's time, outside its training: more than a usual validation takes
 LONG = 2.0  # a step is long whose body takes this many ordinary ones
 REGULAR = 0.7  # share of the distances between long steps that are alike, where they are periodic
-FEW_LONG_STEPS = 0.05  # share of the steps that may be long without a period: else they just differ
 IN_LONG_STEPS = 0.6  # share of a kind of work that falls into long steps, where it makes them
 DRIFT = 1.25  # the last fifth of the steps takes this many times the first
 # The same where nothing else was seen to grow: a virtual machine changes its speed. A loop
 # of even steps was called drifting at 1.3 in one run of four
 DRIFT_ALONE = 1.5
-FEW_SIZES = 3  # of batches: each is a CUDA graph to record
-PART_OF_BODY = 0.2  # of the body, from which a line or a loop within it is named
-CROWDED = 1.5  # threads in line and at work, for each core: more of them than cores for them
 MOST_OF_LOADING = 0.5  # share of the time of making batches in one function: that is the cause
 FEWEST_LINES = 20  # samples, of loading, that may speak for lines
 
 # == what the workers show; from public reports, not calibrated ==
 COMPUTES = 0.8  # CPU time over wall time of a worker that hardly ever waits
-IN_LINE = 0.1  # of its time without a core: worth a word
 MOSTLY_WAITS = 0.5  # and below this it is said to wait
 WORKERS_REST = 0.5  # of the time without work, while the loop waits
 UNEVEN = 1.5  # the busiest worker's work over the mean
@@ -88,9 +83,6 @@ WORKERS_GREW_GIB = 0.5
 # 2x to 8x). Only for traces, where nothing can be measured.
 TENSOR_CORE_GAIN = 2.0
 HALF_SAVED = 1 - 1 / TENSOR_CORE_GAIN  # of the time of what then runs there
-# What fusing saves of the time in elementwise kernels, at the least: two passes made one. Only
-# where kernels are known by name alone; on a CPU the chains are counted.
-FUSION_SAVES = 0.5
 # Kernels of an x-ray that take this many times the compute that the run's own events measured
 # contradict them: no device computes for longer than it is busy
 DISAGREE_OVER = 1.5

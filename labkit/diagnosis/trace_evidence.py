@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from statistics import fmean
 
 from labkit.diagnosis.evidence import Evidence, Kernels, TraceFacts
@@ -11,8 +10,6 @@ from labkit.text import counted
 from labkit.traces.breakdown import Breakdown
 from labkit.traces.ranks import RankTraces
 
-# Kernels that only move data; a fused optimizer does in one pass what foreach does in many
-PASSES = r"(?i)elementwise|multi_tensor_apply(?!.*fused)"
 # Of what ranks lose, all lose the least; what one loses more, the others spend in collectives,
 # waiting for it
 LOST_BY_ALL = ("wait_share", "copy_share", "launch_share", "outside_share")
@@ -74,14 +71,4 @@ def kernels_of(trace: Breakdown | None) -> Kernels | None:
         cuda_graphs=trace.cuda_graphs,
         tensor_core_share=trace.tensor_core_share or 0.0,
         eligible_share=trace.tensor_core_eligible_share,
-        moving_share=_moving_share(trace),
     )
-
-
-def _moving_share(trace: Breakdown) -> float | None:
-    """Return the share of kernel time in `PASSES`; None: no names of kernels are known."""
-    kernels = trace.top_kernels
-    if not kernels:
-        return None
-    spent_us = sum(kernel.total_us for kernel in kernels if re.search(PASSES, kernel.name))
-    return min(1.0, spent_us / trace.steps / max(trace.kernel_us, 1e-9))

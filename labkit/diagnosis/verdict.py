@@ -103,24 +103,20 @@ class Diagnosis(Result):
     def table(self) -> Table:
         """Return the findings, the costliest first, and what can be copied of the first remedy."""
         shown = self.findings[:SHOWN]
-        rows = [(f.title, f.lost, f.evidence, f.advice) for f in shown]
         foot = [self.source, *self.notes, *self.caveats]
         for name, causes in self.not_judged.items():
-            named = ", ".join(map(in_words, causes))
-            foot.append(f"Not judged, as {WITHOUT[name]}: {named}.")
-        copies: dict[str, str] = {}
+            foot.append(f"Not judged, as {WITHOUT[name]}: {', '.join(map(in_words, causes))}.")
         for finding in shown:
             cause = in_words(finding.cause)
             foot += [f"{cause}, also: {other.text}" for other in finding.remedies[1:]]
             if finding.code:
-                foot.append(f"{cause}, in PyTorch:")
-                foot += [f"    {line}" for line in finding.code.splitlines()]
-                copies.setdefault("PyTorch", finding.code)
-            changes = finding.remedies[0].changes if finding.remedies else {}
-            if changes and self.of_pipeline:
-                copies.setdefault("labkit", but_call(dict(changes)))
+                foot += [f"{cause}, in PyTorch:", textwrap.indent(finding.code.rstrip(), "    ")]
+        first = shown[0]
+        copies = {"PyTorch": first.code} if first.code else {}
+        if self.of_pipeline and first.remedies and first.remedies[0].changes:
+            copies["labkit"] = but_call(first.remedies[0].changes)
         return Table(
-            rows,
+            [(each.title, each.lost, each.evidence, each.advice) for each in shown],
             head=("finding", "time lost", "evidence", "what to change"),
             title=f"Bottleneck: {self.headline}",
             foot=foot,

@@ -37,8 +37,7 @@ def _filled(finding: Finding, evidence: Evidence, run: RunData | None) -> Findin
     before the others, and one that would gain no more than noise is left out. Of a user's loop the
     most is known that batches which are ready would bring.
     """
-    made = filter(None, (remedy.for_run(evidence) for remedy in finding.remedies))
-    found = [(remedy, _gain(remedy, run)) for remedy in made]
+    found = [(remedy, _gain(remedy, run)) for remedy in finding.remedies]
     most = _most(finding, evidence)
     if most <= 1 + WORTH:
         found = []  # the loader does not hold this loop back

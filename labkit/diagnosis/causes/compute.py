@@ -175,7 +175,7 @@ def low_mfu(evidence: Evidence) -> Finding | None:
         return None
     seen = f"of the time busy, with an MFU of {percent(evidence.mfu)} (of {peak})"
     measured = (Measured(seen, busy, by=f"threshold {limits.LOW_MFU:.0%} of the busy time"),)
-    return Finding("compute", LOW_MFU, measured=measured, remedies=(look_inside,))
+    return Finding("compute", LOW_MFU, measured=measured, remedies=(look_inside(evidence),))
 
 
 # -- where nothing is left -------------------------------------------------------------------------

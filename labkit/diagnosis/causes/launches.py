@@ -7,10 +7,10 @@ import re
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import cause
 from labkit.diagnosis.causes.copies import copies_in_the_body
+from labkit.diagnosis.causes.loader import INTO_A_DATASET
 from labkit.diagnosis.evidence import Evidence, asked
 from labkit.diagnosis.findings import (
     ANOTHER_TRAINING,
-    LESS_WAITING,
     NEIGHBOUR,
     ROUNDED,
     Finding,
@@ -207,14 +207,6 @@ OUT_OF_THE_LOOP = Remedy(
     "rarely or in another process; with_stack=True of torch.profiler records where they are.",
     "lines",
 )
-INTO_A_DATASET = Remedy(
-    "into_a_dataset",
-    "Do it in a Dataset, and read that with a DataLoader that has workers.",
-    "workers",
-    check=LESS_WAITING,
-)
-
-
 explains("launches", "issuing_work")
 
 

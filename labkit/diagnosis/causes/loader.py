@@ -24,28 +24,22 @@ SHARE_OUT = (
 # -- what is known of a loader ---------------------------------------------------------------------
 
 
-def torchs_share(evidence: Evidence) -> float:
-    """Return the part of making batches that is torch's own; 0 where too little was sampled."""
-    lines = evidence.known("lines")
-    phase = "worker" if evidence.has_workers else "waiting"
-    if lines is None or lines.mask(phase).sum() < limits.FEWEST_LINES:
-        return 0.0
-    torchs = lines.frame[lines.mask(phase) & (lines.frame.within != "") & ~lines.frame.own]
-    return torchs.of_phase.sum()
-
-
 def has_cheap_items(evidence: Evidence) -> bool:
     """Return whether torch's taking the items one by one, and stacking them, is the work.
 
     That is a TensorDataset, a batch that the loop makes as fast as a worker sends one, and items of
     which torch's own code has MOST_OF_LOADING of the time. Without a batch size they are no more.
     """
-    code = evidence.code
+    code, lines = evidence.code, evidence.known("lines")
     is_plain = not {"collate_fn", "batch_sampler"} & code.arguments.keys()
     cheap = code.dataset_type == "TensorDataset" and is_plain
-    cheap = cheap or torchs_share(evidence) >= limits.MOST_OF_LOADING
     if not evidence.has_workers:
         cheap = cheap or 0 < (evidence.known("wait_us") or 0.0) < limits.HANDOFF_US
+    if lines is not None:
+        there = lines.frame[lines.mask("worker" if evidence.has_workers else "waiting")]
+        torchs = there.of_phase[(there.within != "") & ~there.own].sum()
+        is_torchs = len(there) >= limits.FEWEST_LINES and torchs >= limits.MOST_OF_LOADING
+        cheap = cheap or is_torchs
     return cheap and evidence.knobs.get("batch_size", 1) is not None
 
 
@@ -93,11 +87,12 @@ IN_THE_LOOP = Remedy(
     {"num_workers": 0, **WITHOUT_WORKERS},
     cost="the loop waits while it makes a batch",
 )
-SOME_WORKERS = Remedy(
-    "some_workers",
-    "Prepare batches in other processes: a DataLoader with workers, or more workers or threads of "
-    "a loader's own.",
+INTO_A_DATASET = Remedy(
+    "into_a_dataset",
+    "Prepare batches in a Dataset that a DataLoader with workers reads, or with more workers or "
+    "threads of a loader's own.",
     "workers",
+    check=LESS_WAITING,
 )
 CHEAPER_ITEMS = Remedy(
     "cheaper_items",
@@ -125,7 +120,7 @@ def settings(evidence: Evidence) -> tuple[Remedy, ...]:
     if number and number != now and not is_cheap and not evidence.batch.on_gpu:
         remedies.append(set_num_workers(number, evidence))
     elif evidence.known("num_workers") is None and evidence.known("trace") is None:
-        remedies.append(SOME_WORKERS)
+        remedies.append(INTO_A_DATASET)
     return tuple(remedies) or (CHEAPER_ITEMS,)
 
 

@@ -11,6 +11,7 @@ import math
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import LATE, WARNING, cause
 from labkit.diagnosis.causes.loader import (
+    CHEAPER_ITEMS,
     FETCH_AT_ONCE,
     IN_THE_LOOP,
     cores_full,
@@ -103,20 +104,6 @@ KEEP_WORKERS = Remedy(
 )
 
 
-@cause("epoch-start", "workers_restart", when=LATE)
-def workers_restart(evidence: Evidence) -> Finding | None:
-    """The first batch of every epoch waits for workers that start anew.
-
-    It is found where the first batches of later epochs make up half of the waiting.
-    """
-    epochs = evidence.epochs
-    if not evidence.has_workers or not epochs.starts or epochs.starts < evidence.wait_share / 2:
-        return None
-    seen = f"of the time is the start of later epochs, each {epochs.starts_ms:.1f} ms"
-    measured = (Measured(seen, epochs.starts),)
-    return Finding("input", "workers_restart", 0.0, measured, (KEEP_WORKERS, *settings(evidence)))
-
-
 READ_ONCE = Remedy(
     "read_once",
     "Build what the first epoch builds, and read what it reads, once before training. Where the "
@@ -126,17 +113,26 @@ READ_ONCE = Remedy(
 )
 
 
-@cause("epoch-start", "cold_start", when=LATE)
-def cold_start(evidence: Evidence) -> Finding | None:
-    """The first epoch waits longer than the later ones: a cache of the system or dataset was empty.
+@cause("epoch-start", "workers_restart", "cold_start", when=LATE)
+def epoch_start(evidence: Evidence) -> Finding | None:
+    """The first batch of each epoch waits for workers that start anew, or the first epoch waits.
 
-    It is found where that is half of the waiting.
+    Cause "workers_restart", where the first batches of later epochs make up half of the waiting;
+    "cold_start", where what the first epoch waits longer than later ones does: a cache of the
+    system or of the dataset was empty.
     """
-    longer = evidence.epochs.first
-    if not longer or longer < evidence.wait_share / 2:
-        return None
-    seen = Measured("of the time is what the first epoch waited longer than later ones", longer)
-    return Finding("input", "cold_start", 0.0, (seen,), (READ_ONCE,))
+    epochs = evidence.epochs
+    half = max(evidence.wait_share / 2, 1e-9)
+    if evidence.has_workers and epochs.starts >= half:
+        seen = f"of the time is the start of later epochs, each {epochs.starts_ms:.1f} ms"
+        measured = (Measured(seen, epochs.starts),)
+        remedies = (KEEP_WORKERS, *settings(evidence))
+        return Finding("input", "workers_restart", 0.0, measured, remedies)
+    if epochs.first >= half:
+        seen = "of the time is what the first epoch waited longer than later ones"
+        measured = (Measured(seen, epochs.first),)
+        return Finding("input", "cold_start", 0.0, measured, (READ_ONCE,))
+    return None
 
 
 # -- uneven work -----------------------------------------------------------------------------------
@@ -169,13 +165,6 @@ def uneven_shards(evidence: Evidence) -> Finding | None:
 
 # -- the costliest line ----------------------------------------------------------------------------
 
-CHEAPER_LINE = Remedy(
-    "cheaper_line",
-    "Make that line cheaper: do it once and keep the result, or before training.",
-    "items",
-    check=LESS_WAITING,
-)
-
 
 @cause("costly-items", "slow_line", "item", "collate", when=LATE)
 def slow_code(evidence: Evidence) -> Finding | None:
@@ -195,15 +184,15 @@ def slow_code(evidence: Evidence) -> Finding | None:
             continue
         rows = lines.rows(ours)[:3]
         # No number of workers makes a sampler quicker, nor what a loop with workers does by itself
-        sets = () if is_in_loop and evidence.has_workers else settings(evidence)
+        is_alone = is_in_loop and evidence.has_workers
         most = gain_without(part * evidence.wait_share if is_in_loop else part)
         return Finding(
             "input",
             lines.frame.within[ours].iloc[0] or "slow_line",
             measured=(Measured(f"{WHOSE[phase]} is in {rows[0].what}", part),),
-            remedies=(*sets, CHEAPER_LINE),
+            remedies=(CHEAPER_ITEMS,) if is_alone else settings(evidence),
             lines=rows,
-            at_most=None if sets else most,
+            at_most=most if is_alone else None,
         )
     return None
 
