@@ -14,7 +14,7 @@ from labkit.process import device_lock
 from labkit.results.failures import REMEDIES
 from labkit.spec import KNOBS
 from labkit.stamps.record import events_of
-from labkit.view.controls import Control
+from labkit.view.panel import Control
 
 QUICK = Pipeline(dataset="sleep", prep_ms=10, steps=20, seconds=None)
 

@@ -16,7 +16,6 @@ from played_gpu import CPU, END, GPU, MS
 from labkit import Pipeline
 from labkit.api import Sweep
 from labkit.view.run_figure import curves
-from labkit.view.several_figures import draw_sweep
 
 ODD = "no $device$ <here>"  # what a font cannot show, or that looks like a formula
 ODDER = f"{ODD} $\\frac{{ 数据\x07 " + "long " * 400
@@ -65,7 +64,7 @@ def labels(axis):
 def swept(*runs, **knobs):
     sweep = Sweep(Pipeline(), knobs)
     sweep.runs = list(runs)
-    return draw_sweep(sweep)
+    return sweep.plot()
 
 
 # -- one run -------------------------------------------------------------------------------------

@@ -15,8 +15,7 @@ from labkit.bench.grid import Grid
 from labkit.knobs import Knob
 from labkit.results.measurements import short
 from labkit.results.payload import Source
-from labkit.view.controls import Control, shown
-from labkit.view.panel import Panel
+from labkit.view.panel import Control, Panel, shown
 from labkit.view.rows_figure import plot_measured
 from labkit.view.style import Picture
 
@@ -35,15 +34,15 @@ class FunctionPanel(Panel):
             knob = knob_of(name, values, grid.name)
             if knob is not None:
                 controls[name] = Control(knob, knob.default)
-        super().__init__(f"labkit panel of {grid.name}", IN_PLACE, controls, "Measure")
+        self.picture = widgets.HTML()
+        name = f"labkit panel of {grid.name}"
+        super().__init__(name, IN_PLACE, controls, "Measure", above=[self.picture])
         self.grid = grid
         self.source = source
         self.drawing = drawing
         self.measured = measured  # the grid's rows, and those that were added
-        self.picture = widgets.HTML()
         self.due = time.monotonic() + REDRAW_S  # when to draw again
         self.add_class("labkit-function")
-        self.assemble([self.picture], [])
         self._show_busy(True, in_cell=True)
         display(self)
 
@@ -82,11 +81,11 @@ class FunctionPanel(Panel):
         if rows:
             self.measured.add(added)
             self.draw()
-        failed = [row["error"] for row in rows if row["error"]]
-        took = [f"{short(row['ms'])} ms" for row in rows if row.get("ms")]
+        took = [f"{short(row['ms'])} ms" if row.get("ms") else "measured" for row in rows]
+        told = [row["error"] or each for row, each in zip(rows, took, strict=True)]
         why = added.error or f"{added.outcome} before it was measured"
-        told = ", ".join(failed or took or ["measured"]) if rows else why
-        self.say(f"{what}: {told}", good=bool(rows) and not failed)
+        good = bool(rows) and not added.failures
+        self.say(f"{what}: {', '.join(told) or why}", good)
 
 
 def knob_of(name: str, values: Sequence[Any], function: str) -> Knob | None:

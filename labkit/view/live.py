@@ -109,11 +109,12 @@ class RunDisplay:
         self.run: Run | Ranks | None = None
         self.view = LiveView(before, FIGURE_PX[before is not None])
         self.shown = display.Display(self.view)
+        self.in_notebook = self.shown.handle is not None
 
     def next(self, title: str) -> None:
         """Say what the next of several runs is; the one before stays as a line, or faintly."""
-        if self.shown.live:
-            self.view.show_before(first_rank(self.view.what))
+        if self.in_notebook:
+            self.view.show_before(first_rank(self.run))
         elif self.run is not None:
             self.shown.final(self.view.title + display.closing_line(self.run))
         self.view.title = title
@@ -121,15 +122,15 @@ class RunDisplay:
     def update(self, running: Run | Ranks) -> None:
         """Show what has been done by now."""
         self.run = running
-        if self.shown.live:
+        if self.in_notebook:
             self.view.follow(running)
-        elif self.shown.due:
+        else:
             self.shown.line(self.view.title + progress_line(running))
 
     def finish(self, result: Run | Ranks | Sweep) -> None:
         """Leave the figure of a Run, Ranks or Sweep, or the closing line of the last run."""
-        last = result if self.run is None or not isinstance(result, Sweep) else self.run
-        figure = display.figure_of(result, self.before) if self.shown.handle is not None else None
+        last = self.run if isinstance(result, Sweep) and self.run else result
+        figure = display.figure_of(result, self.before) if self.in_notebook else None
         self.shown.final(self.view.title + display.closing_line(last), figure)
         self.view.close()
 

@@ -12,10 +12,10 @@ from labkit.knobs import Setting, check_names
 from labkit.prediction.prediction import Prediction, predict
 from labkit.results.hardware import check_device
 from labkit.spec import KNOBS, Pipeline
-from labkit.view.controls import Control
+from labkit.view.display import closing_line
 from labkit.view.live import LiveView
-from labkit.view.panel import Panel, said
-from labkit.view.run_header import busy_of, changes
+from labkit.view.panel import Control, Panel, said
+from labkit.view.run_figure import changes
 from labkit.view.running import pipeline_with
 
 USUAL_KNOBS = ("num_workers", "prefetch_factor", "batch_size", "io_ms")
@@ -45,15 +45,15 @@ class PipelinePanel(Panel):
 
     def __init__(self, pipeline: Pipeline, knobs: Sequence[str]):
         controls = {name: Control(KNOBS[name], getattr(pipeline, name)) for name in knobs}
-        super().__init__(f"labkit panel for {', '.join(knobs)}", IN_PLACE, controls, "Run")
+        self.bars = widgets.HTML()
+        self.bars.add_class("labkit-bars")
+        self.view = LiveView()
+        name = f"labkit panel for {', '.join(knobs)}"
+        super().__init__(name, IN_PLACE, controls, "Run", below=[self.bars, self.view])
         self.pipeline = pipeline
         self.runs: list[Run] = []  # oldest first
         self.opened_with = self.values
-        self.bars = widgets.HTML()
-        self.bars.add_class("labkit-bars")
         self._found: Prediction | None = None  # what is expected of the controls
-        self.view = LiveView()
-        self.assemble([], [self.bars, self.view])
         self.say("Set the knobs and press Run.")
         self._changed()
 
@@ -142,9 +142,8 @@ class PipelinePanel(Panel):
     def _show(self, run: Run, before: Run | None) -> None:
         """Show how `run` ended, what differs from the one before, and what had been predicted."""
         self.view.update(run, ended=True)
-        lines = [run.error or f"{run.outcome.capitalize()}: too short to tell."]
-        if run.throughput is not None and not run.error:
-            lines = [f"{busy_of(run)}. {run.diagnose()}"]
+        is_measured = run.throughput is not None and not run.error
+        lines = [str(run.diagnose()) if is_measured else closing_line(run)]
         if before is not None and run.throughput is not None:
             compared = run.compare(before)
             busy = f"busy {before.busy_text} → {run.busy_text}"

@@ -10,10 +10,19 @@ from labkit.knobs import as_typed
 from labkit.results.ranks import RanksData, delays_of
 from labkit.results.sweep import SweptRuns
 from labkit.text import counted
-from labkit.view.primitives import patches, stack
-from labkit.view.rows_figure import AROUND_IN, draw_rows, height_in, notes_of, tidied
-from labkit.view.run_header import device_of, doubts, header_of
-from labkit.view.style import BLUE, COMPUTE, LOUD, OTHER, SKY, WAIT, legend_above, our_style, page
+from labkit.view.rows_figure import AROUND_IN, notes_of, rows_page, tidied
+from labkit.view.run_figure import device_of, doubts, header_of
+from labkit.view.style import (
+    BLUE,
+    COMPUTE,
+    LOUD,
+    OTHER,
+    SKY,
+    WAIT,
+    our_style,
+    page,
+    stack,
+)
 
 RATE = "samples_per_s"
 RANK_IN = 0.35
@@ -46,11 +55,7 @@ def draw_sweep(sweep: SweptRuns) -> Figure:
     if rates.count() > 1:
         best = as_typed(sweep.settings[int(rates.argmax())])
         title = f"{best}: {rates.max() / rates.min():.1f}x the throughput of the slowest setting"
-    figure, axes = page(header_of(title, texts, sweep.runs), [*map(height_in, drawn.values())])
-    for place, (column, each) in zip(axes, drawn.items(), strict=True):
-        draw_rows(place, each, knob, column)
-    legend_above(axes[0])
-    return figure
+    return rows_page(header_of(title, texts, sweep.runs), knob, drawn)
 
 
 def rows_of(sweep: SweptRuns) -> pandas.DataFrame:
@@ -91,8 +96,7 @@ def draw_ranks(ranks: RanksData, bottleneck: str) -> Figure:
     rows = {}
     for row, rank in enumerate(times.ranks):
         rows[f"rank {rank}"] = {part: getattr(times, part)[row] for part in RANK_PARTS}
-    stack(shares, rows, {part: colour for part, (_, colour) in RANK_PARTS.items()})
+    stack(shares, rows, RANK_PARTS)
     shares.set(xlabel="share of wall time, warm-up left out", xlim=(0, 1))
     shares.xaxis.set_major_formatter(PercentFormatter(1))
-    legend_above(shares, patches(RANK_PARTS.values()))
     return figure
