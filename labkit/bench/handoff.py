@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from statistics import median
 
 import torch
@@ -11,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from labkit.bench.loop import Trainer
 from labkit.instruments.loader_workers import worker_dies_with_bench
-from labkit.instruments.optional import write_or_why
+from labkit.instruments.record_head import write_or_why
 from labkit.stamps.events import EventLog, now_ns
 
 COST_S = 0.4  # about what it takes with the worker's start
@@ -25,7 +24,6 @@ SETTLE_S = 0.004  # between two batches where there is no step that could be tri
 TIMEOUT_S = 20
 
 Batch = tuple[torch.Tensor, ...]
-Handed = Iterator[tuple[Batch, int, int]]  # as `Ready` gives them
 
 
 class Ready(Dataset):
@@ -34,15 +32,14 @@ class Ready(Dataset):
     def __init__(self, batch: Batch):
         # A forked worker must not touch pinned memory, which is the driver's: a copy is not pinned.
         self.batch = tuple(part.clone() if part.is_pinned() else part for part in batch)
-        self.before_ns: int | None = None
+        self.before_ns = time.process_time_ns()
 
     def __len__(self) -> int:
         return ROUNDS + 4  # more than are taken: the last are prepared as the others
 
     def __getitem__(self, _index: int) -> tuple[Batch, int, int]:
         """Return the batch; CPU time (ns) since the one before, and of moving this one."""
-        now = time.process_time_ns()
-        between = 0 if self.before_ns is None else now - self.before_ns
+        between = time.process_time_ns() - self.before_ns
         start = time.thread_time_ns()
         batch = tuple(tensor.clone().share_memory_() for tensor in self.batch)
         shared = time.thread_time_ns()
@@ -65,7 +62,7 @@ def look(batch: Batch, steps: int, log: EventLog, trainer: Trainer | None) -> No
     write_or_why(log, "handoff", lambda: _costs(batch, trainer))
 
 
-def _costs(batch: Batch, trainer: Trainer | None) -> dict[str, float | None]:
+def _costs(batch: Batch, trainer: Trainer | None) -> dict[str, float]:
     """Hand `batch` over a few times, let `trainer`, if any, train on it; return medians in µs."""
     loader = DataLoader(
         Ready(batch),
@@ -75,37 +72,37 @@ def _costs(batch: Batch, trainer: Trainer | None) -> dict[str, float | None]:
         timeout=TIMEOUT_S,
     )
     deadline = now_ns() + BUDGET_NS
-    iterator = iter(loader)
-    next(iterator)
-    soon: list[dict[str, int]] = []
-    late: list[dict[str, int]] = []  # those after a long wait
+    batches = iter(loader)
+    next(batches)
+    soon: list[tuple[int, ...]] = []
+    late: list[tuple[int, ...]] = []  # those after a long wait
     for turn in range(ROUNDS):
         is_late = trainer is not None and turn % COLD_EVERY == 0
         if is_late or trainer is None:
             time.sleep(COLD_S if is_late else SETTLE_S)
-        (late if is_late else soon).append(_handed_over(iterator, trainer))
+        asked = now_ns()
+        received, worker, share = next(batches)
+        took = now_ns() - asked
+        (late if is_late else soon).append((took, share, worker, _used(received, trainer)))
         if now_ns() > deadline and len(soon) > FIRST + 1:
             break
-    names = ("main_wall", "share", "worker", "warm" if trainer else "touch")
-    found: dict[str, float | None] = {
-        f"{name}_us": max(0.0, median(each[name] for each in soon[FIRST:]) / 1e3) for name in names
+    names = ("main_wall_us", "share_us", "worker_us", "warm_us" if trainer else "touch_us")
+    costs = {
+        name: max(0.0, median(each) / 1e3)
+        for name, each in zip(names, zip(*soon[FIRST:], strict=True), strict=True)
     }
     if len(late) > 2:
-        found["cold_us"] = median(each["warm"] for each in late[1:]) / 1e3
-    return {**found, "bytes": sum(tensor.nbytes for tensor in batch)}
+        costs["cold_us"] = median(used for *_, used in late[1:]) / 1e3
+    return costs | {"bytes": sum(tensor.nbytes for tensor in batch)}
 
 
-def _handed_over(iterator: Handed, trainer: Trainer | None) -> dict[str, int]:
-    """Take a batch, and train on it; return what that took, ns."""
-    asked = now_ns()
-    received, worker, share = next(iterator)
-    took = {"main_wall": now_ns() - asked, "worker": worker, "share": share}
+def _used(batch: Batch, trainer: Trainer | None) -> int:
+    """Train on a batch, or read it; return the CPU time (ns), of a read beyond that of another."""
     start = time.thread_time_ns()
     if trainer is not None:
-        trainer.compute(*trainer.to_device(*received), update=True)
-        return {**took, "warm": time.thread_time_ns() - start}
-    received[0].sum()
+        trainer.compute(*trainer.to_device(*batch), update=True)
+        return time.thread_time_ns() - start
+    batch[0].sum()
     middle = time.thread_time_ns()
-    received[0].sum()
-    # the CPU time that reading a tensor the first time takes longer than again
-    return {**took, "touch": 2 * middle - start - time.thread_time_ns()}
+    batch[0].sum()
+    return 2 * middle - start - time.thread_time_ns()

@@ -6,7 +6,7 @@ import os
 import pickle
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,21 +80,21 @@ class EndlessBatches:
         return self._endless(iter(self.loader))  # which starts the workers
 
     def _endless(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, torch.Tensor]]:
+        is_first = True
         first: list[Batch] = []  # of each worker, and one more
         size = self.job.batch_size
-        count: Callable[[Batch], int] | None = None
         while True:
             batch = None
             for batch in batches:
-                if not self.tensors and count is None:
+                if is_first:
                     self.tensors = tuple(filter(torch.is_tensor, batch_contents.leaves(batch)))
-                    if self.streams:  # their last batch may be short
-                        count = batch_contents.counter_for(batch, size)
+                    is_first = False
                 if self.streams and len(first) <= self.job.num_workers:
                     first.append(batch)
                     self._compare(first)
                 # in place of the labels, which only the reader knows
-                yield batch, ONE.expand(size if count is None else count(batch))
+                count = batch_contents.samples_in(batch, size) if self.streams else None
+                yield batch, ONE.expand(count or size)  # the last of a stream may be short
             if batch is None:
                 raise RuntimeError(
                     "a pass over the dataset gave no batch: is it a one-shot iterator? Its "

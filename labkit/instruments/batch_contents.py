@@ -7,20 +7,24 @@ torch's and NumPy's own classes are asked, and containers by the methods that Py
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from statistics import fmean
 from typing import Any, TypeAlias
 
 from labkit.instruments.before_calls import held
+from labkit.stamps.events import EventLog
+from labkit.stamps.interrupts import OwnErrors
 
+MOST_PARTS = 50  # of a batch, whose bytes are added up
+LOOK_EVERY = 16  # batches, for their padding
 LEAST_TOKENS = 8  # in a row of text
+ELSEWHERE = 0.02  # of a text's tokens may be the one that pads, and not at its end
 ARRAYS = {("torch", "Tensor"), ("numpy", "ndarray")}
 
 Batch: TypeAlias = Any  # whatever a collate function makes
-
-Keys = tuple[object, ...]
-"""What leads to a part of a batch: indices of lists and tuples, keys of mappings."""
 
 
 def unseen() -> contextlib.AbstractContextManager[object]:
@@ -34,95 +38,46 @@ def is_array(part: object) -> bool:
     return (type(part).__module__, type(part).__name__) in ARRAYS
 
 
-def parts_of(batch: Any) -> dict[Any, Any] | None:
-    """Return the parts of a container or dataclass by what leads to each; None of others."""
+def parts_of(batch: Any) -> Collection[Any] | None:
+    """Return the parts of a list, tuple, mapping or dataclass; None of anything else."""
     for kind in (list, tuple):
         if issubclass(type(batch), kind):
-            return dict(enumerate(kind.__iter__(batch)))
+            return batch if type(batch) is kind else [*kind.__iter__(batch)]
     kept = held(batch)
     mapping: Any = batch if issubclass(type(batch), dict) else kept.get("data")  # of a UserDict
     if issubclass(type(mapping), dict):
-        return {key: part for key, part in dict.items(mapping) if type(key) in (str, int)}
-    return kept if "__dataclass_fields__" in vars(type(batch)) else None
+        return dict.values(mapping)
+    return kept.values() if "__dataclass_fields__" in vars(type(batch)) else None
 
 
-def part_at(batch: object, keys: Keys) -> Any:
-    """Return the part that some keys lead to; LookupError where there is none."""
-    part: Any = batch
-    for key in keys:
-        part = (part if type(part) in (dict, list, tuple) else parts_of(part) or {})[key]
-    return part
-
-
-def leaves(batch: object) -> Iterator[object]:
+def leaves(batch: object) -> Iterator[Any]:
     """Yield what is in a batch, however deep in lists, tuples and mappings."""
-    return (part for part, _ in leaves_with_keys(batch))
-
-
-def leaves_with_keys(batch: object, keys: Keys = ()) -> Iterator[tuple[Any, Keys]]:
-    """Yield every part of a batch that is no container, and the keys that lead to it."""
     parts = parts_of(batch)
     if parts is None:
-        yield batch, keys
-    for key, part in (parts or {}).items():
-        yield from leaves_with_keys(part, (*keys, key))
+        yield batch
+    else:
+        for part in parts:
+            yield from leaves(part)
 
 
-def counter_for(batch: object, batch_size: int | None) -> Callable[[Any], int] | None:
-    """Return what counts the samples of batches like this: its first array's or list's length.
-
-    A batch of another kind, as a user's loop may meet, is counted by its own, or as 0.
-    """
-    known = _counted_in(batch, batch_size)
-    if known is None:
-        return None
-
-    def count(batch: Batch) -> int:
-        try:
-            return _length(part_at(batch, known))
-        except Exception:
-            own = _counted_in(batch, batch_size)
-            return 0 if own is None else _length(part_at(batch, own))
-
-    return count
+def arrays_in(batch: object) -> Iterator[Any]:
+    """Yield the arrays and tensors among the first parts of a batch."""
+    return filter(is_array, itertools.islice(leaves(batch), MOST_PARTS))
 
 
-def _length(part: Any) -> int:
-    return part.shape[0] if is_array(part) else len(parts_of(part) or ())
-
-
-def _counted_in(batch: Any, batch_size: int | None) -> Keys | None:
-    """Return what leads to that whose length is the count of samples; None where it is unknown."""
+def samples_in(batch: Any, batch_size: int | None) -> int | None:
+    """Return how many samples a batch has: the length of its first array or list; None: unknown."""
     if is_array(batch):
-        return () if len(batch.shape) else None
-    parts = parts_of(batch) or {}
+        return batch.shape[0] if len(batch.shape) else None
+    parts = parts_of(batch)
+    if not parts:
+        return None
     is_list = issubclass(type(batch), (list, tuple))
     if is_list and len(parts) == batch_size:
-        return ()
-    for key, part in parts.items():
-        inner = _counted_in(part, batch_size)
-        if inner is not None:
-            return (key, *inner)
-    return () if parts and issubclass(type(batch), list) else None
-
-
-def large_arrays(batch: object) -> tuple[Any, list[Keys]]:
-    """Return the largest array in a batch, and the keys to all that are a quarter of it or more.
-
-    ValueError where there is none.
-    """
-    found = [(part, keys) for part, keys in leaves_with_keys(batch) if is_array(part)]
-    largest, _ = max(found, key=lambda each: each[0].nbytes)
-    return largest, [keys for array, keys in found if 4 * array.nbytes >= largest.nbytes]
-
-
-def bytes_at(batch: object, places: Iterable[Keys]) -> int:
-    """Return the bytes of the arrays that some keys lead to; 0 of a batch of another kind."""
-    try:
-        arrays = [part_at(batch, keys) for keys in places]
-    except (LookupError, TypeError):  # no reason to stop recording
-        return 0
-    return sum(int(array.nbytes) for array in arrays) if all(map(is_array, arrays)) else 0
+        return batch_size
+    counts = (samples_in(part, batch_size) for part in parts)
+    own = len(parts) if issubclass(type(batch), list) else None
+    return next((count for count in counts if count is not None), own)
 
 
 def dtype_of_most(arrays: Iterable[Any]) -> str | None:
@@ -143,24 +98,64 @@ def padding_of(batch: object) -> float | None:
     if torch is None:
         return None
     whole = (torch.uint8, torch.int16, torch.int32, torch.int64)
-    tensors: list[Any] = [each for each in leaves(batch) if type(each) is torch.Tensor]
-    matrices = [each[:64] for each in tensors if each.dim() == 2 and each.is_cpu and len(each)]
-    texts = [each for each in matrices if each.dtype in whole and each.shape[1] >= LEAST_TOKENS]
-    tokens = next((each for each in texts if not ((each == 0) | (each == 1)).all()), None)
-    if tokens is None:
-        return None
-    fillers = [_filler_at_the_end(text) for text in (tokens, tokens.flip(1))]  # or in front
-    filler = max(fillers, key=lambda each: each.sum())
-    return float(filler.mean(dtype=torch.float32)) or None
+    for part in leaves(batch):
+        is_matrix = type(part) is torch.Tensor and part.dim() == 2 and part.is_cpu and len(part)
+        if is_matrix and part.dtype in whole and part.shape[1] >= LEAST_TOKENS:
+            tokens = part[:64]
+            if not ((tokens == 0) | (tokens == 1)).all():  # no mask
+                return max(_padded(tokens), _padded(tokens.flip(1))) or None
+    return None
 
 
-def _filler_at_the_end(tokens: Any) -> Any:
-    """Return where rows (B, T) end in the same number, as truth values.
+def _padded(tokens: Any) -> float:
+    """Return the share of a text (B, T) at the end of its rows that is one and the same token.
 
-    That is nowhere where all end in as many, as in a mark of a text's end, or have it elsewhere.
+    That is 0 where all end in as many, as in a mark of a text's end, or have it elsewhere.
     """
     is_last = tokens == tokens[:, -1].mode()[0]
-    filler = (~is_last).flip(1).cumsum(1).flip(1) == 0  # no other token is behind it
-    within = (is_last & ~filler).sum()
-    counts = filler.sum(1)
-    return filler & (within <= 0.02 * filler.numel()) & (counts != counts[0]).any()
+    counts = is_last.flip(1).cumprod(1).sum(1)  # behind which there is no other token
+    elsewhere = is_last.sum() - counts.sum()
+    is_filler = elsewhere <= ELSEWHERE * tokens.numel() and (counts != counts[0]).any()
+    return int(counts.sum()) / tokens.numel() if is_filler else 0.0
+
+
+class BatchFacts:
+    """What the batches of a watched loop are: how many samples and bytes, how padded."""
+
+    def __init__(self, size: int | None):
+        """`size` is the loader's own batch size, where that is known."""
+        self.size = size
+        self.unit = "samples"  # or "batches", where they do not show their samples
+        self.shows = False  # whether they do, or only a user's own code could look into them
+        self.met = 0  # batches of a loop whose batches are padded
+        self.padding: list[float] = []  # its share of those that were looked at
+        self.is_padded = False
+        self.dtype: str | None = None  # of the largest array in the first
+        self.on_gpu = False  # whether the loader makes them there
+
+    def learn(self, batch: object) -> None:
+        """Learn what batches like this one show."""
+        with OwnErrors():
+            self.shows = samples_in(batch, self.size) is not None
+            self.unit = "samples" if self.shows or self.size else "batches"
+            largest = max(arrays_in(batch), key=lambda array: array.nbytes)
+            self.dtype = dtype_of_most([largest])
+            self.on_gpu = type(largest).__module__ == "torch" and not largest.is_cpu
+            self.is_padded = padding_of(batch) is not None
+
+    def count(self, batch: object) -> int:
+        """Return the samples of a batch, and now and then look how much of it is padding."""
+        if self.is_padded:
+            if self.met % LOOK_EVERY == 0:
+                self.padding.append(padding_of(batch) or 0.0)
+            self.met += 1
+        return (samples_in(batch, self.size) or 0) if self.shows else self.size or 1
+
+    def measure(self, batch: object) -> int:
+        """Return the bytes of a batch's arrays."""
+        return sum(int(array.nbytes) for array in arrays_in(batch))
+
+    def write_padding(self, log: EventLog) -> None:
+        """Write how much of the batches is padding, where it was looked for."""
+        if self.padding:
+            log.write("padding", share=round(fmean(self.padding), 4))

@@ -58,11 +58,13 @@ class LibraryThreads:
 
     def computing(self) -> int:
         """Return how many have a quarter of the CPU time of the worker's own thread, or more."""
-        own = {str(thread.native_id) for thread in threading.enumerate()}
-        spent_ns = {task: ns for task, ns, _ in thread_times("self")}
-        least = spent_ns.get(Path(f"/proc/self/task/{threading.get_native_id()}"), 0) / 4
-        others = [task for task in spent_ns if task not in self.first and task.name not in own]
-        return sum(spent_ns[task] >= max(1.0, least) for task in others)
+        python = {str(thread.native_id) for thread in threading.enumerate()}
+        least = time.thread_time_ns() / 4
+        return sum(
+            spent_ns >= max(1.0, least)
+            for task, spent_ns, _ in thread_times("self")
+            if task not in self.first and task.name not in python
+        )
 
 
 def own_kib() -> int | None:
@@ -101,28 +103,22 @@ class ThreadClock:
     """This thread's time, from lap to lap. A lap takes 1.7 µs."""
 
     def __init__(self):
-        self.queue = TimeInLine()  # elsewhere than on Linux the line looks like waiting
-        self.tells = self.queue.descriptor is not None
+        self.in_line = TimeInLine()
+        self.tells = self.in_line.descriptor is not None  # else the line looks like waiting
         self.before = self._read()
 
     def _read(self) -> tuple[int, int, int, int]:
-        in_line_ns = 0
-        gave_up = 0
+        waits = 0  # for which the thread gave its core up
         if resource is not None and self.tells:
-            in_line_ns = self.queue.now()
-            gave_up = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-        return time.thread_time_ns(), in_line_ns, gave_up, now_ns()
+            waits = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        return time.thread_time_ns(), self.in_line.now(), waits, now_ns()
 
     def lap(self) -> tuple[int, int, int]:
         """Return the CPU time, the waiting and the standing in line for a core since, ns."""
         before, self.before = self.before, self._read()
-        cpu, in_line, gave_up, wall = (
+        cpu, in_line, waits, wall = (
             new - old for old, new in zip(before, self.before, strict=True)
         )
-        if self.tells and not gave_up:
+        if self.tells and not waits:
             in_line = max(0, wall - cpu)
         return cpu, max(0, wall - cpu - in_line), in_line
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self.queue.close()

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from multiprocessing import util
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -45,7 +46,6 @@ class LoaderHooks:
     def __init__(self):
         # Told of each iterator and its loader: the first that is to record it says how
         self.begun: list[Callable[[object, object], Recording | None]] = []
-        # until its workers or its fetcher are made
         self.of_iterator: WeakKeyDictionary[object, Recording] = WeakKeyDictionary()
         self.of_worker: LoaderWork | None = None  # where this process is one
 
@@ -56,17 +56,19 @@ class LoaderHooks:
         if recording is not None:
             self.of_iterator[iterator] = recording
 
-    def set_fetcher(self, iterator: object, fetcher: object) -> object:
-        """Time the batches of the fetcher of an iterator without workers."""
-        recording = self.of_iterator.pop(iterator, None)
-        if recording is not None and recording.work is not None and not recording.work.over:
-            timed(fetcher, recording.work)
-        return fetcher
-
     def set_init_fn(self, iterator: object, own: Any) -> object:
         """Return what the workers of an iterator begin with: `own`, and ours before it."""
-        recording = self.of_iterator.pop(iterator, None)
+        recording = self.of_iterator.get(iterator)
         return own if recording is None else WorkerStart(iterator, recording, own)
+
+    def work_of(self, frame: FrameType) -> LoaderWork | None:
+        """Return what times the batches that a frame of torch's asks a fetcher for."""
+        worker_loop = sys.modules["torch.utils.data._utils.worker"]._worker_loop
+        if frame.f_code is worker_loop.__code__:
+            return self.of_worker
+        iterator = stack.locals_of(frame).get("self")
+        recording = None if iterator is None else self.of_iterator.get(iterator)
+        return None if recording is None else recording.work
 
 
 HOOKS = LoaderHooks()
@@ -84,7 +86,6 @@ def install() -> None:
         return iterator
 
     iterators.__new__ = staticmethod(__new__)
-    iterators._dataset_fetcher = OnSet("_dataset_fetcher", HOOKS.set_fetcher)
     iterators._worker_init_fn = OnSet("_worker_init_fn", HOOKS.set_init_fn)
     fetch = sys.modules["torch.utils.data._utils.fetch"]
     for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
@@ -109,13 +110,11 @@ def _begin_fetch(fetcher: Any) -> Call | None:
     """Begin a batch; return the fetcher's own method, whose end is told."""
     frame = sys._getframe(2)
     collate = held(fetcher)["collate_fn"]
-    if type(collate) is not TimedCollate:
-        if HOOKS.of_worker is None or frame.f_code is not _worker_loop():
-            return None
-        collate = held(timed(fetcher, HOOKS.of_worker))["collate_fn"]
-    work: LoaderWork = collate.work
-    if not work.is_on:
+    work = collate.work if type(collate) is TimedCollate else HOOKS.work_of(frame)
+    if work is None or not work.is_on:
         return None
+    if type(collate) is not TimedCollate:
+        timed(fetcher, work)
     names = stack.locals_of(frame)  # torch's own
     indices = names.get("index")
     if not held(fetcher)["auto_collation"]:
@@ -124,46 +123,33 @@ def _begin_fetch(fetcher: Any) -> Call | None:
     return Call.of(type(fetcher).fetch, fetcher, over=work.end_fetch)
 
 
-def _worker_loop() -> object:
-    return sys.modules["torch.utils.data._utils.worker"]._worker_loop.__code__
+class TimedItems:
+    """Stands for a dataset before torch's fetcher only."""
+
+    def __init__(self, real: Any, work: LoaderWork):
+        self.real = real
+        self.work = work
+        self.item = functools.partial(operator.getitem, real)
+        self.attribute = functools.partial(getattr, real)
+
+    def _next_item(self) -> Callable[[object], object]:
+        self.work.next_item()
+        return self.item
+
+    __getitem__ = Before(_next_item, lambda items, index: items.real[index])
+    __getattr__ = Before(operator.attrgetter("attribute"))
 
 
-class StandIn:
-    """Stands for something of the user's before torch's fetcher only."""
+class TimedCollate:
+    """Stands for a collate function before torch's fetcher only."""
 
     def __init__(self, real: Any, work: LoaderWork):
         self.real = real
         self.work = work
 
-
-def _next_item(items: TimedItems) -> Callable[[object], object]:
-    items.work.next_item()
-    return items.item
-
-
-def _attribute(items: TimedItems) -> Callable[[str], object]:
-    return items.attribute
-
-
-class TimedItems(StandIn):
-    """Stands for a dataset."""
-
-    def __init__(self, real: Any, work: LoaderWork):
-        super().__init__(real, work)
-        self.item = functools.partial(operator.getitem, real)
-        self.attribute = functools.partial(getattr, real)
-
-    __getitem__ = Before(_next_item, lambda items, index: items.real[index])
-    __getattr__ = Before(_attribute)
-
-
-def _collate(collate: TimedCollate) -> Callable[[object], object]:
-    collate.work.begin_collate()
-    return collate.real
-
-
-class TimedCollate(StandIn):
-    """Stands for a collate function."""
+    def _collate(self) -> Callable[[object], object]:
+        self.work.begin_collate()
+        return self.real
 
     __call__ = Before(_collate, lambda collate, samples: collate.real(samples))
 
@@ -188,13 +174,6 @@ def in_workers(loader: object, recording: Recording) -> Iterator[None]:
         HOOKS.begun.remove(begun)
 
 
-def _begin_worker(starts: WorkerStart) -> Callable[[int], object]:
-    """Begin to record in a loader's worker process; return the loader's own `worker_init_fn`."""
-    with contextlib.suppress(Exception):
-        starts.record()
-    return int if starts.own is None else starts.own  # int does nothing with a worker's number
-
-
 class WorkerStart:
     """What a recorded loader's workers begin with, in the place of its `worker_init_fn`."""
 
@@ -203,7 +182,13 @@ class WorkerStart:
         self.workers = held(iterator)["_num_workers"]
         self.own = own
 
-    __call__ = Before(_begin_worker)
+    def _begin(self) -> Callable[[int], object]:
+        """Begin to record in a worker; return the loader's own function."""
+        with contextlib.suppress(Exception):
+            self.record()
+        return int if self.own is None else self.own  # int does nothing with a worker's number
+
+    __call__ = Before(_begin)
 
     def record(self) -> None:
         """Begin to record in this worker."""
@@ -217,8 +202,7 @@ class WorkerStart:
             sampler.start()
             util.Finalize(None, sampler.flush, exitpriority=10)
             log = sampler.log
-        info = worker.get_worker_info()
-        work = LoaderWork(log, info.id, self.workers, while_there, start or 1)
+        number = worker.get_worker_info().id
+        HOOKS.of_worker = LoaderWork(log, number, self.workers, while_there, start or 1)
         install()
-        HOOKS.of_worker = work
-        util.Finalize(None, work.flush, exitpriority=10)
+        util.Finalize(None, HOOKS.of_worker.flush, exitpriority=10)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sized
+from typing import Any, cast
 
 from labkit.instruments.before_calls import held
 from labkit.instruments.stack import is_a
 from labkit.spec import LOADER_KNOBS
+from labkit.stamps.interrupts import OwnErrors
 
 
 def torch_loader(loader: object) -> Any:
     """Return what torch's iterators are made of: the loader, or the one that a wrapper holds."""
     kept = held(loader)
-    if "fake_l" in kept:  # a fastai DataLoader's
-        return kept["fake_l"]
     inner = () if "num_workers" in kept else kept.values()
     return next((each for each in inner if is_a(each, "torch.utils.data", "DataLoader")), loader)
 
@@ -25,14 +24,29 @@ def knobs_of(loader: object) -> dict[str, int | bool]:
     if not is_a(loader, "torch.utils.data", "DataLoader"):
         return {}
     kept = held(loader)
-    knobs = {name: kept.get(name) for name in LOADER_KNOBS}
+    knobs: dict[str, Any] = {name: kept.get(name) for name in LOADER_KNOBS}
     if knobs["batch_size"] is None:  # where a batch sampler was given
         knobs["batch_size"] = held(kept.get("batch_sampler")).get("batch_size")
-    return {
-        name: value for name, value in knobs.items() if type(value) is int or type(value) is bool
-    }
+    return {name: value for name, value in knobs.items() if type(value) in (int, bool)}
 
 
 def in_flight(knobs: Mapping[str, int]) -> int:
     """Return how many batches a loader's workers prepare ahead; 0 where that is not known."""
     return knobs.get("num_workers", 0) * knobs.get("prefetch_factor", 0)
+
+
+def length_of(loader: object) -> int | None:
+    """Return how many batches a loader has; None where it would be asked of a user's sampler.
+
+    torch's samplers ask a dataset for its own length at each pass.
+    """
+    if type(loader) in (list, tuple, range):
+        return len(cast(Sized, loader))
+    kept = held(torch_loader(loader))
+    batches = kept.get("batch_sampler")
+    batches = kept.get("sampler") if batches is None else batches
+    samplers = (batches, held(batches).get("sampler", batches))
+    with OwnErrors():
+        if all(type(each).__module__.startswith("torch.utils.data.") for each in samplers):
+            return len(cast(Sized, batches))
+    return None

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from labkit.instruments.loader_clocks import LibraryThreads, ThreadClock, TimeInLine, own_kib
-from labkit.instruments.loader_progress import (
+from labkit.instruments.hangs import (
     BATCH,
     COLLATING,
     FETCHING,
@@ -26,19 +25,16 @@ from labkit.instruments.loader_progress import (
     plain_index,
     progress_words,
 )
+from labkit.instruments.loader_clocks import LibraryThreads, ThreadClock, own_kib
 from labkit.process.thinning import Thinning
 from labkit.stamps.events import EventLog, now_ns
 
-WRITE_NS = 100_000_000  # between two writes of a process, at first
-MOST_WRITES = 1_000  # of all workers together at that rate; then ever fewer
-MOST_GATHERED = 500  # batches that wait to be added up
+WRITE_NS = 100_000_000  # between two writes of a process
 MOST_ROWS = 2_000  # of all workers together, 0.7 MB; then every second batch, every fourth, ...
 # Of a loader whose workers start anew for each pass, so many starts are recorded, with as many rows
 # each; then every second start, every fourth, ..., with fewer and fewer rows
 STARTS = 16
 KEPT_ITEMS = 16  # of a batch whose times are written one by one; of the others, the sum
-SLOWEST = 5  # items of a process that are named
-WORTH_A_LOOK_NS = 300_000  # of a batch: two readings of the time in line take 2.6 µs, 0.9 % of it
 MEMORY_NS = 3_000_000_000  # between two looks at a process's memory: some ms for each GiB
 
 
@@ -54,8 +50,8 @@ class BatchRow(NamedTuple):
     cpu_ns: int
     items: int
     slow_ns: int  # of the slowest of them
-    line_ns: int  # in line for a core
-    slow_index: object
+    line_ns: int  # in line for a core; 0 in the loop's own process
+    slow_index: int | str  # of a stream, how many items of the process came before it
 
 
 class ItemTimes(NamedTuple):
@@ -76,11 +72,7 @@ class ItemTimes(NamedTuple):
 
 
 class LoaderWork:
-    """Times the batches of one process of a loader, and writes them into the run's log.
-
-    What is not needed at once waits until `flush`, as a batch leaves the caches cold: a step of
-    Python then takes several times as long.
-    """
+    """Times the batches of one process of a loader, and writes them into the run's log."""
 
     def __init__(
         self,
@@ -99,30 +91,21 @@ class LoaderWork:
         """
         self.log = log
         self.worker = worker
-        self.workers = max(1, workers)
         self.pid = os.getpid()
         self.while_there = while_there
         self.over = False
         where = while_there.parent if while_there else None
         self.words = progress_words(where, "main" if worker < 0 else worker)
-        self.clock = None if while_there else ThreadClock()
-        self.in_line = TimeInLine()
-        self.worth_a_look = False  # whether batches take so long that two readings are nothing
+        # A batch of a watched loop without workers may take less time than a lap
+        self.clock = ThreadClock() if worker >= 0 or while_there is None else None
         self.threads = LibraryThreads() if worker >= 0 else None
-        self.looks_at_memory = while_there is not None and worker >= 0
         self.memory_due = 0
         self.passes = -1
         self.done = 0
-        self.rows = Thinning(max(1, MOST_ROWS // self.workers // max(1, start // STARTS)))
-        self.writes = MOST_WRITES / self.workers / start
+        self.kept = Thinning(max(1, MOST_ROWS // max(1, workers) // max(1, start // STARTS)))
         self.due = 0  # to write
-        self.began_ns = now_ns()
-        self.gathered: list[BatchRow] = []  # of each batch since they were added up last
-        self.kept: list[BatchRow] = []  # of these, to be written
-        self.laps: list[ItemTimes] = []  # and of those whose items are timed one by one
-        self.totals: Counter[str] = Counter()
-        self.written = 0  # batches in the log
-        self.slowest: list[tuple[int, int | str, int]] = []
+        self.rows: list[BatchRow] = []  # that are not written yet
+        self.item_times: list[ItemTimes] = []
         self.process_ns = time.process_time_ns()
 
     def begin_pass(self, streams: bool) -> None:
@@ -130,7 +113,7 @@ class LoaderWork:
         self.passes += 1
         self.in_pass = 0  # batches
         self.streams = streams
-        self.streamed = 0  # items of the pass
+        self.streamed = 0  # items of the pass, where they came singly
 
     @property
     def is_on(self) -> bool:
@@ -139,86 +122,81 @@ class LoaderWork:
 
     def begin(self, number: object, indices: object) -> None:
         """Begin batch `number` of the pass, of the items at `indices` where the dataset has any."""
-        if type(number) is not int:
-            number = self.in_pass * self.workers + max(0, self.worker)
-        self.batch = number
+        self.batch = number if type(number) is int else self.in_pass
         known = type(indices) in (list, tuple) and not self.streams
         self.indices: Sequence[object] = cast(list, indices) if known else ()
-        self.count = len(self.indices)
-        self.asked = 0  # items, one by one
+        self.moments: list[int] = []  # at which single items were asked for; of a stream, came
         self.is_collating = False
-        self.slow_ns = -1
-        self.slow_index: object = None
-        self.singly = None  # the stopwatch, in batches whose items are timed one by one
-        if not self.streams and self.done % self.rows.every == 0:
-            self.singly = self.clock
-        if self.singly is not None:
-            self.items: list[tuple[int, int, int]] = []
+        self.is_kept = self.kept.keeps()
+        is_timed = self.is_kept and self.while_there is None and not self.streams
+        self.singly = self.clock if is_timed else None  # of items one by one
+        self.laps: list[tuple[int, int, int]] = []
+        if self.singly:
             self.singly.lap()
         self.cpu_ns = time.process_time_ns()
-        self.line_ns = self.in_line.now() if self.worth_a_look else 0
+        self.line_ns = self.clock.in_line.now() if self.clock else 0
         words = self.words
-        words[BATCH] = number
+        words[BATCH] = self.batch
         words[STATE] = FETCHING
-        self.start = self.fetched = now_ns()
-        words[SINCE] = self.start
+        self.start = words[SINCE] = now_ns()
 
     def next_item(self) -> None:
         """An item is asked for, so the one before it is there."""
         if self.over:
             return
-        if self.asked:
-            self._end_item(self._index())
-        self.asked += 1
-        self.words[INDEX] = index_word(self._index())
-
-    def _index(self) -> object:
-        """Return the index of the item that was asked for last; None where it is not known."""
-        return self.indices[self.asked - 1] if self.asked <= len(self.indices) else None
+        asked = len(self.moments)
+        if self.singly and asked:
+            self.laps.append(self.singly.lap())
+        self.words[INDEX] = index_word(self.indices[asked] if asked < len(self.indices) else None)
+        self._note()
 
     def end_streamed(self, item: object) -> object:
         """Note that an item of a stream is there, and return it."""
         if not self.over:
-            self._end_item(self.streamed)
-            self.count += 1
-            self.streamed += 1
+            self._note()
         return item
 
-    def _end_item(self, index: object) -> None:
-        words = self.words
-        now = now_ns()
-        took = now - words[SINCE]
-        words[SINCE] = now
-        if took > self.slow_ns:
-            self.slow_ns = took
-            self.slow_index = index
-        if self.singly is not None:
-            self.items.append(self.singly.lap())
-            words[SINCE] = now_ns()
+    def _note(self) -> None:
+        now = self.words[SINCE] = now_ns()
+        self.moments.append(now)
 
     def begin_collate(self) -> None:
         """All items are here."""
-        if not self.streams:
-            self._end_item(self._index() if self.asked else self.indices)
-            self.count = self.count or self.asked
-        self.fetched = now_ns()
-        self.words[SINCE] = self.fetched
+        if self.singly:
+            self.laps.append(self.singly.lap())
+        self.fetched = self.words[SINCE] = now_ns()
         self.words[STATE] = COLLATING
         self.is_collating = True
 
     def end_fetch(self) -> None:
         """The batch is ready, or an item could not be had."""
-        if not self.is_collating:
-            self.idle(now_ns())
-            return
-        collate = None if self.singly is None else self.singly.lap()
+        collate = self.singly.lap() if self.singly else None
         ready = now_ns()
-        in_line_ns = self.in_line.now() - self.line_ns if self.worth_a_look else 0
-        self.worth_a_look = ready - self.start > WORTH_A_LOOK_NS
-        cpu_ns = time.process_time_ns()
-        self.idle(ready)
-        between_ns = self.cpu_ns - self.process_ns
-        self.process_ns = cpu_ns
+        if self.is_collating:
+            cpu_ns = time.process_time_ns()
+            if self.is_kept:
+                self._keep(ready, cpu_ns, collate)
+            self.process_ns = cpu_ns
+            self.in_pass += 1
+            self.done += 1
+            self.streamed += len(self.moments)
+        self.words[SINCE] = ready
+        self.words[INDEX] = NO_INDEX
+        self.words[STATE] = IDLE
+        if ready > self.due:
+            self.due = ready + WRITE_NS
+            self.flush()
+            if self.while_there and not self.while_there.exists():
+                self.over = True  # a worker that persists goes on without us
+
+    def _keep(self, ready: int, cpu_ns: int, collate: tuple[int, int, int] | None) -> None:
+        """Keep the row of a batch that is ready, and those of its items, to be written."""
+        items = len(self.indices) or len(self.moments)
+        bounds = [self.start, *self.moments, self.fetched]
+        times = [after - before for before, after in itertools.pairwise(bounds)]
+        slow_ns = max(times)
+        indices = itertools.count(self.streamed) if self.streams else [None, *self.indices]
+        place = times.index(slow_ns)
         row = BatchRow(
             done=self.done,
             batch=self.batch,
@@ -227,100 +205,53 @@ class LoaderWork:
             fetched=self.fetched,
             ready=ready,
             cpu_ns=cpu_ns - self.cpu_ns,
-            items=self.count,
-            slow_ns=self.slow_ns,
-            line_ns=in_line_ns,
-            slow_index=self.slow_index,
+            items=items,
+            slow_ns=slow_ns,
+            line_ns=self.clock.in_line.now() - self.line_ns if self.clock else 0,
+            slow_index=plain_index(next(itertools.islice(indices, place, None), None)),
         )
-        self.gathered.append(row)
-        if collate is not None:
-            self.laps.append(self._laps_row(collate, between_ns))
-        self.in_pass += 1
-        self.done += 1
-        if ready > self.due or len(self.gathered) == MOST_GATHERED:
-            self._gather(ready)
-
-    def _laps_row(self, collate: tuple[int, int, int], between_ns: int) -> ItemTimes:
-        """Return the row of a batch that predictions are made from."""
-        items = self.items
-        sums = [sum(column) for column in zip(*items, strict=True)] or [0, 0, 0]
-        kept = items[:: -(-len(items) // KEPT_ITEMS)] if len(items) > 1 else []
-        times = map(_microseconds, (*sums, *collate, between_ns))
-        cpus = [_microseconds(cpu_ns) for cpu_ns, _, _ in kept]
-        waits = [_microseconds(wait_ns) for _, wait_ns, _ in kept]
-        return ItemTimes(self.done, self.start, self.count, *times, item_cpu=cpus, item_wait=waits)
-
-    def idle(self, now: int) -> None:
-        """This process is busy with nothing that is the user's."""
-        self.words[SINCE] = now
-        self.words[INDEX] = NO_INDEX
-        self.words[STATE] = IDLE
-
-    def _gather(self, now: int) -> None:
-        """Add up what has gathered, and write it where that is due: the older, the more seldom."""
-        self._add_up()
-        if now > self.due:
-            self.due = now + max(WRITE_NS, int((now - self.began_ns) / self.writes))
-            self.flush()
-        if self.while_there and not self.while_there.exists():
-            self.over = True  # a worker that persists goes on without us
+        self.rows.append(row)
+        if collate is None:
+            return
+        sums = [sum(column) for column in zip(*self.laps, strict=True)]
+        parts = [_us(ns) for ns in (*sums, *collate, self.cpu_ns - self.process_ns)]
+        singly = self.laps[:: -(-len(self.laps) // KEPT_ITEMS)] if len(self.laps) > 1 else []
+        cpus = [_us(cpu_ns) for cpu_ns, _, _ in singly]
+        waits = [_us(wait_ns) for _, wait_ns, _ in singly]
+        self.item_times.append(
+            ItemTimes(self.done, self.start, items, *parts, item_cpu=cpus, item_wait=waits)
+        )
 
     def flush(self) -> None:
-        """Write what has gathered, where there is a batch that is not written yet."""
-        if self.pid != os.getpid():
-            return
-        self._add_up()
-        if self.log is not None and self.totals["batches"] > self.written:
-            self.written = self.totals["batches"]
+        """Write the rows that are not written yet."""
+        if self.log is not None and self.rows and self.pid == os.getpid():
             self.log.write(
                 "items",
                 worker=self.worker,
                 pid=self.pid,
-                rows=self.laps,
-                batches=self.kept,
-                totals=self.totals,
-                slowest=self.slowest,
+                rows=self.item_times,
+                batches=[row._replace(slow_index=plain_index(row.slow_index)) for row in self.rows],
                 memory=self._memory_kib(),
                 threads=self.threads and self.threads.computing(),
             )
-            self.laps = []
-            self.kept = []
+        self.rows = []
+        self.item_times = []
 
     def _memory_kib(self) -> int | None:
-        """Return this worker's own memory; None where that is not due."""
+        """Return a watched worker's own memory; None where that is not due."""
         now = now_ns()
-        if not self.looks_at_memory or now < self.memory_due:
+        if self.worker < 0 or self.while_there is None or now < self.memory_due:
             return None
         self.memory_due = now + MEMORY_NS
         return own_kib()
-
-    def _add_up(self) -> None:
-        """Add what has gathered to the totals, and keep the rows of some batches."""
-        gathered = self.gathered
-        self.gathered = []
-        totals = self.totals
-        totals["batches"] += len(gathered)
-        for row in gathered:
-            totals["items"] += row.items
-            totals["busy_ns"] += row.ready - row.start
-            totals["cpu_ns"] += row.cpu_ns
-            totals["line_ns"] += row.line_ns
-            index = plain_index(row.slow_index)
-            if row.done:  # the first batch of a process opens files and imports modules
-                self.slowest.append((max(0, row.slow_ns - row.line_ns), index, row.batch))
-            if self.rows.keeps():
-                self.kept.append(row._replace(slow_index=index))
-        self.slowest.sort(key=lambda each: each[0], reverse=True)
-        del self.slowest[SLOWEST:]
 
     def close(self) -> None:
         """Write what is left, and let go of the files."""
         self.flush()
         self.over = True
-        for each in (self.clock, self.in_line):
-            if each is not None:
-                each.close()
+        if self.clock:
+            self.clock.in_line.close()
 
 
-def _microseconds(ns: int) -> float:
+def _us(ns: int) -> float:
     return round(ns / 1e3, 1)

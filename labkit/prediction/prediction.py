@@ -65,9 +65,7 @@ class Prediction(Result):
         return Table((), title=f"Prediction({as_typed(self.changes)}): {said}")
 
 
-@functools.lru_cache(maxsize=4)
-def _costs_of(run: RunData) -> RunCosts:
-    return RunCosts(run)
+_costs_of = functools.lru_cache(maxsize=4)(RunCosts)
 
 
 @functools.lru_cache(maxsize=256)  # a slider asks many changes of one run
@@ -111,44 +109,37 @@ def predict(run: RunData, **changes: Setting) -> Prediction:
     missed = np.sqrt(known.throughput / np.median(_simulated(known, known.pipeline, 1.0)[0]))
     rates = rates * missed
     shares = np.minimum(1.0, shares * missed)
-    throughput = float(np.median(rates))
-    utilization = float(np.median(shares))
-    saturated = np.median(cores) > CPU_BOUND
-    stretched = saturated and np.median(stretches) > STRETCHED
-    if utilization > DEVICE_BOUND and not stretched:
+    throughput, utilization, busy, stretch = map(
+        float, np.median([rates, shares, cores, stretches], axis=1)
+    )
+    if utilization > DEVICE_BOUND and (busy <= CPU_BOUND or stretch <= STRETCHED):
         limit, held = "device", "the device is nearly always busy"
-    elif saturated:
+    elif busy > CPU_BOUND:
         limit, held = "cpu", f"CPU-bound: all {known.cores} cores are saturated"
     else:
         limit, held = "input", "the loop still waits for data"
-    error = float(np.hypot(2 * np.std(rates) / throughput, MODEL_ERROR[limit]))
+    error = 1 + float(np.hypot(2 * np.std(rates) / throughput, MODEL_ERROR[limit]))
     spread = float(np.hypot(2 * np.std(shares), UTILIZATION_ERROR[limit]))
-    noise = max(WORTH, run.spread or 0.0)
+    gain, noise = throughput / known.throughput - 1, max(WORTH, run.spread or 0.0)
+    said = f"{1 + gain:.2f}x the measured throughput; then"
+    if abs(gain) <= noise:
+        said = f"it will not help: {gain:+.0%} is within the noise of {noise:.0%};"
     return Prediction(
         changes,
         throughput=throughput,
-        throughput_range=(throughput / (1 + error), throughput * (1 + error)),
+        throughput_range=(throughput / error, throughput * error),
         utilization=utilization,
         utilization_range=(max(0.0, utilization - spread), min(1.0, utilization + spread)),
         limit=limit,
-        why="; ".join([f"{_gain_said(throughput / known.throughput, noise)} {held}", *notes]),
+        why="; ".join([f"{said} {held}", *notes]),
     )
-
-
-def _gain_said(ratio: float, noise: float) -> str:
-    """Say how much faster a run will be, to go on with what will hold it back."""
-    if abs(ratio - 1) <= noise:
-        return f"it will not help: {ratio - 1:+.0%} is within the noise of {noise:.0%};"
-    return f"{ratio:.2f}x the measured throughput; then"
 
 
 def _target(pipeline: Pipeline, changes: dict[str, Setting]) -> Pipeline:
     """Return the pipeline with the changes, and with what goes with its number of workers."""
     # A delay of None would be this machine's choice: the run's own stands
-    knobs = dict(changes)
-    for name in ("io_ms", "prep_ms"):
-        if name in knobs and knobs[name] is None:
-            del knobs[name]
+    delays = ("io_ms", "prep_ms")
+    knobs = {name: it for name, it in changes.items() if it is not None or name not in delays}
     if knobs.get("num_workers", pipeline.num_workers) == 0:
         knobs = WITHOUT_WORKERS | knobs
     elif knobs.get("prefetch_factor", pipeline.prefetch_factor) is None:
@@ -162,32 +153,32 @@ def _step(run: RunData, old: Pipeline, target: Pipeline) -> tuple[float, list[st
     What batch size and BF16 do to a step is known of the x-ray alone.
     """
     xray = run.xray_facts or {}
-    fixed = xray.get("fixed_share")
-    bf16_speedup = xray.get("bf16_speedup") if old.precision in ("fp32", "ieee") else None
+    changed = {
+        name: value
+        for name, value in target.to_dict().items()
+        if value != getattr(old, name) and "outside step" not in KNOBS[name].traits
+    }
     factor = 1.0
     notes = []
-    unknown = {}
-    for name, value in target.to_dict().items():
-        if value == getattr(old, name) or "outside step" in KNOBS[name].traits:
-            continue
-        growth = target.batch_size / old.batch_size
-        is_near = 1 / BATCH_FACTOR <= growth <= BATCH_FACTOR
-        if name == "batch_size" and fixed is not None and is_near:
-            factor *= fixed + (1 - fixed) * growth
-            notes.append(f"{fixed:.0%} of a step does not grow with the batch (x-ray)")
-        elif name == "precision" and value == "bf16" and bf16_speedup:
-            factor /= bf16_speedup
-        elif name == "persistent_workers":
-            notes.append("persistent_workers acts between epochs, and this run has one")
-        elif name == "pin_memory" and run.machine.kind == "cpu":
-            notes.append("pin_memory does nothing where the device is the CPU")
-        else:
-            unknown[name] = value
-    if unknown:
-        names = " and ".join(unknown)
-        more = XRAY_TELLS if unknown.keys() & {"batch_size", "precision"} else ""
+    growth = target.batch_size / old.batch_size
+    fixed = xray.get("fixed_share")
+    if growth != 1 and fixed is not None and 1 / BATCH_FACTOR <= growth <= BATCH_FACTOR:
+        del changed["batch_size"]
+        factor *= fixed + (1 - fixed) * growth
+        notes.append(f"{fixed:.0%} of a step does not grow with the batch (x-ray)")
+    speedup = xray.get("bf16_speedup")
+    if speedup and old.precision in ("fp32", "ieee") and changed.get("precision") == "bf16":
+        del changed["precision"]
+        factor /= speedup
+    if changed.pop("persistent_workers", None) is not None:
+        notes.append("persistent_workers acts between epochs, and this run has one")
+    if run.machine.kind == "cpu" and changed.pop("pin_memory", None) is not None:
+        notes.append("pin_memory does nothing where the device is the CPU")
+    if changed:
+        more = XRAY_TELLS if changed.keys() & {"batch_size", "precision"} else ""
         raise CannotPredict(
-            f"the effect of {names} was not measured: run it once with {as_typed(unknown)}{more}"
+            f"the effect of {' and '.join(changed)} was not measured: "
+            f"run it once with {as_typed(changed)}{more}"
         )
     return factor, notes
 

@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import heapq
 import html
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from labkit.instruments.loader_work import BatchRow
 from labkit.results.run_log import RunLog
 from labkit.stamps.event_shapes import fits
-from labkit.stamps.record import Event
 from labkit.stamps.steps import HOST
 
 if TYPE_CHECKING:
     import pandas
 
 MOMENTS = ["start", "fetched", "ready"]  # of a batch
+SEEN = ["worker", "pid", "threads", "memory"]  # of an event
+SUMMED = ["items", "busy_ms", "cpu_ms", "line_ms"]
 NAMED = 5  # of the slowest items
-SHOWN = ["batches", "p50_ms", "p99_ms", "cpu_share", "idle_share", "slowest"]
 MAIN = -1  # in place of a worker's number: the main process, of a loader without workers
-
-
-@dataclass(frozen=True)
-class SlowItem:
-    """An item that took long to fetch."""
-
-    index: int | str  # in the dataset; of a stream, how many of the process's items came before
-    ms: float
-    batch: int
-
-    def __str__(self) -> str:
-        return f"{self.index} ({self.ms:.0f} ms)"
 
 
 @dataclass(frozen=True)
@@ -54,7 +39,7 @@ class LoaderWorkers:
         self.run = run
         self.events = [
             event
-            for event in run.item_events
+            for event in run.packed("items")
             if event.get("batches") is not None and fits(event, "worker_items")
         ]
 
@@ -64,105 +49,73 @@ class LoaderWorkers:
     def __iter__(self) -> Iterator[Any]:
         return iter(self.rows.reset_index().itertuples(index=False))
 
-    def __getitem__(self, place: int) -> Any:
-        return list(self)[place]
-
     @cached_property
     def rows(self) -> pandas.DataFrame:
         """A row a worker, by its number; -1 is the main process, of a loader without workers.
 
         It prepared `batches` of `items`, in all for `busy_ms`, the median batch for `p50_ms`, in
         one process for each pass unless workers persist. Of that time `cpu_share` is the CPU time
-        of all threads, and for `in_line_share` there was no core; `idle_share` is of the time from
-        the first batch to the last. `item_ms` is the mean time of an item, without that in line,
-        `item_cpu_ms` its CPU time with collating. `library_threads` compute beside its own.
-        `last_progress_s` is when the last batch was ready, on the run's clock.
+        of all threads, and for `in_line_share` there was no core; the rest is `item_wait_ms` for
+        each item. `idle_share` is of the time from the first batch to the last. `library_threads`
+        compute beside its own. Its own memory grew by `grew_gib`, where that is known.
         """
         import pandas  # it takes a third of a second
 
         if self.batches.empty:
             return pandas.DataFrame()
-        last = {(event["worker"], event["pid"]): event for event in self.events}
-        sums = pandas.DataFrame(map(_totals_of, last.values()))
-        processes: Any = sums.groupby("worker")
-        totals = processes.sum(numeric_only=True)
-        busy_ns = totals.busy_ns.clip(lower=1)
-        batches: Any = self.batches.groupby("worker")
-        spans: Any = self.batches.groupby(["worker", "process", "of_pass"])
-        open_s = (spans.ready.max() - spans.start.min()).groupby("worker").sum().clip(lower=1e-9)
-        rows = pandas.DataFrame(
+        processes: Any = self.batches.groupby(["worker", "process"])
+        made = processes.done.max() + 1  # of a long run some have no row
+        sums = processes[SUMMED].sum().mul(made / processes.size(), axis=0).groupby("worker").sum()
+        passes: Any = self.batches.groupby(["worker", "process", "of_pass"])
+        open_ms = 1e3 * (passes.ready.max() - passes.start.min()).groupby("worker").sum()
+        gained_kib = processes.kib.last() - processes.kib.first()
+        waits_ms = sums.busy_ms - sums.cpu_ms - sums.line_ms
+        return pandas.DataFrame(
             {
-                "batches": totals.batches,
-                "items": totals["items"],
-                "p50_ms": batches.made_ms.quantile(0.5),
-                "p99_ms": batches.made_ms.quantile(0.99),
-                "busy_ms": busy_ns / 1e6,
-                "cpu_share": totals.cpu_ns / busy_ns,
-                "in_line_share": totals.line_ns / busy_ns,
-                "idle_share": (1 - busy_ns / 1e9 / open_s).clip(lower=0),
-                "item_ms": batches.fetched_s.sum() * 1e3 / batches["items"].sum(),
-                "item_cpu_ms": totals.cpu_ns / 1e6 / totals["items"].clip(lower=1),
-                "slowest": processes.slowest.agg(lambda items: _slowest(sum(items, []))),
-                "library_threads": processes.threads.max(),
-                "last_progress_s": batches.ready.max(),
+                "batches": made.groupby("worker").sum(),
+                "items": sums["items"].round().astype(int),
+                "busy_ms": sums.busy_ms,
+                "p50_ms": self.batches.groupby("worker").busy_ms.median(),
+                "cpu_share": sums.cpu_ms / sums.busy_ms,
+                "in_line_share": sums.line_ms / sums.busy_ms,
+                "idle_share": (1 - sums.busy_ms / open_ms).clip(lower=0),
+                "item_wait_ms": (waits_ms / sums["items"].clip(lower=1)).clip(lower=0),
+                "library_threads": processes.threads.last().groupby("worker").max().astype(int),
+                "grew_gib": gained_kib.groupby("worker").max() / 2**20,
             }
-        )
-        return rows.loc[np.unique(self.batches.worker)]
+        ).loc[sums.index]
 
     @cached_property
     def batches(self) -> pandas.DataFrame:
         """The batches whose rows were kept, a row each in the order of their start.
 
         That are all of the first 2,000, then fewer and fewer. Beside the fields of `BatchRow` it
-        has the `worker` and its `process`. Moments are s on the run's clock; `made_ms` is the time
-        that it took, `fetched_s` a part of that without the time in line for a core.
+        has the `worker` and its `process`, with the `threads` and the memory, `kib`, that this saw
+        of itself then. Moments are s on the run's clock; it took `busy_ms`.
         """
         import pandas
 
-        rows = [
-            (event["worker"], event["pid"], *row)
-            for event in self.events
-            for row in event["batches"]
-        ]
-        table = pandas.DataFrame(rows, columns=["worker", "process", *BatchRow._fields])
+        rows = [(*map(event.get, SEEN), *row) for event in self.events for row in event["batches"]]
+        table = pandas.DataFrame(
+            rows, columns=["worker", "process", "threads", "kib", *BatchRow._fields]
+        )
         table = table.sort_values("start", kind="stable", ignore_index=True)
+        table["threads"] = table.threads.fillna(0)
+        table["kib"] = pandas.to_numeric(table.kib, errors="coerce")
+        table["busy_ms"] = ((table.ready - table.start) / 1e6).clip(lower=1e-6)
+        table["cpu_ms"] = table.cpu_ns / 1e6
+        table["line_ms"] = table.line_ns / 1e6
         zero_ns = self.run.host_ns[0, 0] if self.run.steps else 0
         table[MOMENTS] = (table[MOMENTS] - zero_ns) / 1e9  # between two passes as well
-        table["made_ms"] = (table.ready - table.start) * 1e3
-        table["fetched_s"] = (table.fetched - table.start - table.line_ns / 1e9).clip(lower=0)
         return table
 
     @cached_property
-    def cpu_share(self) -> float | None:
-        """CPU time over time, while batches were prepared, of all workers; None without any."""
-        return float(np.average(self.rows.cpu_share, weights=self.rows.busy_ms)) if self else None
-
-    @cached_property
-    def idle_share(self) -> float | None:
-        """Mean share of their time in which the workers prepared nothing; None without any."""
-        return float(self.rows.idle_share.mean()) if self else None
-
-    @cached_property
-    def slowest(self) -> list[SlowItem]:
-        """The slowest items of all workers, the slowest first."""
-        return _slowest(item for worker in self for item in worker.slowest)
-
-    @cached_property
-    def grew_gib(self) -> float | None:
-        """What the workers gained of memory of their own, all of them together; None: not known.
-
-        Of the processes that had a worker's number one after the other the most counts.
-        """
-        held_kib: dict[tuple[int, int], list[int]] = {}
-        for event in self.events:
-            memory = event.get("memory")
-            own_kib = memory[0] if isinstance(memory, list) and memory else memory  # older: a pair
-            if isinstance(own_kib, int):
-                held_kib.setdefault((event["worker"], event["pid"]), []).append(own_kib)
-        most: dict[int, int] = {}
-        for (worker, _), held in held_kib.items():
-            most[worker] = max(most.get(worker, 0), held[-1] - held[0])
-        return sum(most.values()) / 2**20 if held_kib else None
+    def slowest(self) -> list[str]:
+        """The slowest items of all workers, the slowest first; not of a process's first batch."""
+        items: Any = self.batches[self.batches.done > 0]
+        items = items.assign(ms=items.slow_ns / 1e6 - items.line_ms).nlargest(NAMED, "ms")
+        pairs = zip(items.slow_index, items.ms, strict=True)
+        return [f"{index} ({max(0.0, ms):.0f} ms)" for index, ms in pairs]
 
     @cached_property
     def hang(self) -> Hang | None:
@@ -181,24 +134,13 @@ class LoaderWorkers:
 
     def to_dict(self) -> list[dict[str, object]]:
         """Return the workers as JSON types."""
-        workers: Any = self.rows.reset_index().to_dict("records") if self else []
-        return [each | {"slowest": [*map(asdict, each["slowest"])]} for each in workers]
+        table: Any = self.rows.reset_index().astype(object)
+        return table.where(table.notna(), None).to_dict("records") if self else []
 
     def __repr__(self) -> str:
         if not self:
             return "nothing was recorded of the loader's workers"
-        return self.rows[SHOWN].to_string(float_format="%.2f")
+        return self.rows.to_string(float_format="%.2f")
 
     def _repr_html_(self) -> str:
         return self.rows.to_html() if self else html.escape(repr(self))
-
-
-def _slowest(items: Iterable[SlowItem]) -> list[SlowItem]:
-    return heapq.nlargest(NAMED, items, key=lambda item: item.ms)
-
-
-def _totals_of(event: Event) -> dict[str, Any]:
-    """Return what an event of a process says of all that it did until then."""
-    slowest = [SlowItem(item, ns / 1e6, batch) for ns, item, batch in event["slowest"]]
-    more = {"worker": event["worker"], "threads": event.get("threads") or 0, "slowest": slowest}
-    return event["totals"] | more

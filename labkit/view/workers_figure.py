@@ -42,14 +42,15 @@ def draw_workers(workers: LoaderWorkers) -> Picture:
         why = "Nothing to draw: nothing was recorded of the loader's workers."
         return page([(why, LOUD)])[0]
     start_s = (batches.start.min() + batches.ready.max() - SHOWN_S) / 2
-    numbers = [each.worker for each in workers][:MOST_LANES]
+    numbers = list(workers.rows.index)[:MOST_LANES]
     lanes = [_worker_lane(batches, number) for number in reversed(numbers)]
     asked, ready, _, done = (workers.run.host_ns - workers.run.host_ns[0, 0]).T / 1e9
     body = (COMPUTE, np.column_stack([ready, done]))
     lanes.append(Lane("the loop", [(WAIT, np.column_stack([asked, ready])), body]))
-    title = f"Inside the loader: CPU time is {workers.cpu_share:.0%} of the time to prepare a batch"
-    if workers[0].worker != MAIN:
-        title += f"; workers are idle for {workers.idle_share:.0%}"
+    shares = workers.rows.mean()
+    title = f"Inside the loader: CPU time is {shares.cpu_share:.0%} of the time to prepare a batch"
+    if numbers[0] != MAIN:
+        title += f"; workers are idle for {shares.idle_share:.0%}"
     figure, [axes] = page([(title, BOLD)], [AROUND_IN + LANE_IN * len(lanes)])
     draw_lanes(axes, lanes, start_s, start_s + SHOWN_S)
     axes.set_xlabel("seconds since the first batch was asked for")

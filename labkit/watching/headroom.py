@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from labkit.instruments.batch_contents import leaves
-from labkit.instruments.loader_knobs import in_flight, knobs_of
+from labkit.instruments.loader_knobs import in_flight, knobs_of, length_of
 from labkit.instruments.stack import is_a
 from labkit.stamps.events import EventLog, now_ns
-from labkit.watching.batches import length_of
 from labkit.watching.device_in_use import device_in_use
 from labkit.watching.passes import StandIn, WatchedIterator, check_iterable
 
