@@ -80,7 +80,7 @@ def measure(
         if not wait:
             return started
         if in_notebook():
-            from labkit.view.function_panel import FunctionPanel
+            from labkit.view.panels import FunctionPanel
 
             panel = FunctionPanel(spec, source, drawing, started)
             wait_for_rows(started, panel.tell, panel.settle)

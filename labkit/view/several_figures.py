@@ -11,7 +11,7 @@ from labkit.results.ranks import RanksData, delays_of
 from labkit.results.sweep import SweptRuns
 from labkit.text import counted
 from labkit.view.rows_figure import AROUND_IN, notes_of, rows_page, tidied
-from labkit.view.run_figure import device_of, doubts, header_of
+from labkit.view.run_figure import doubts, header_of
 from labkit.view.style import (
     BLUE,
     COMPUTE,
@@ -43,9 +43,8 @@ def draw_sweep(sweep: SweptRuns) -> Figure:
     the run's own unevenness (`Run.spread`). A run without numbers is a gap; the header says why.
     """
     knob, *others = sweep.knobs
-    device = device_of(sweep.runs[0]) if sweep.runs else "device"
-    bound = ", at most" if any(run.utilization_is_upper_bound for run in sweep.runs) else ""
-    rows = rows_of(sweep).rename(columns={"busy": (busy := f"{device} busy{bound}, %")})
+    bound = any(run.utilization_is_upper_bound for run in sweep.runs)
+    rows = rows_of(sweep).rename(columns={"busy": (busy := f"device busy{', at most' * bound}, %")})
     by = "setting" if others else None
     drawn = {column: tidied(rows, knob, column, by) for column in (RATE, busy)}
     fixed = {name: v for name, v in sweep.pipeline.changed().items() if name not in sweep.knobs}
