@@ -50,7 +50,6 @@ class LiveView(anywidget.AnyWidget):
     status = traitlets.Unicode("").tag(sync=True)
     badge = traitlets.Unicode("").tag(sync=True)
     device = traitlets.Unicode("device").tag(sync=True)  # "CPU" or "GPU" once known
-    running = traitlets.Bool(False).tag(sync=True)
     # busy share, 0 to 1, as predicted: low end, value, high end; empty for none
     expected = traitlets.List().tag(sync=True)
     height = traitlets.Int(0).tag(sync=True)  # px, at a width of 900; 0: as the style sheet says
@@ -84,7 +83,6 @@ class LiveView(anywidget.AnyWidget):
                     self.device = run.machine.kind.upper()
                 if run.steps > self.frame.get("steps", 0):
                     self.frame = live_frame(run, self.serial)
-            self.running = not ended
             told = display.closing_line(what) if ended else progress_line(what)
             self.status = self.title + told
 
