@@ -18,7 +18,7 @@ from labkit.diagnosis.wording import worded
 from labkit.knobs import declares_knobs, knob
 from labkit.results.script import loader_line
 from labkit.spec import KNOBS, LOADER_KNOBS, Job
-from labkit.view import controls
+from labkit.view.panel import Control
 
 ROOT = Path(__file__).parents[1]
 ROOMS = (
@@ -55,8 +55,8 @@ INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and wh
         "results.privacy results.templates text traces.events traces.file traces.public"
     ),
     "what is drawn without a browser, and typed without a terminal": (
-        "__main__ results.run_data terminal view.controls view.display view.live view.run_figure "
-        "view.running view.several_figures view.style view.wandb_log view.watch_command"
+        "__main__ terminal view.display view.live view.panel "
+        "view.running view.style view.wandb_log view.watch_command"
     ),
     "tables that are held against files": "knobs spec library results.published results.script",
 }
@@ -137,7 +137,7 @@ def test_a_knob_is_one_line():
     Changed = names["Changed"]
     declared = Changed.knobs["weight_decay"]
     assert Changed(weight_decay=0.5).to_dict()["weight_decay"] == declared.parse("0.5") == 0.5
-    assert "decay" in controls.Control(declared, 0.5).widget.tooltip
+    assert "decay" in Control(declared, 0.5).widget.tooltip
     with pytest.raises(ValueError, match="weight_decay=2 is not allowed: use a number from 0 to 1"):
         Changed(weight_decay=2)
 

@@ -8,9 +8,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-import labkit
 from labkit import Run
-from labkit.view import display, style
+from labkit.view import style
 from labkit.view.display import in_notebook
 from labkit.view.live import LiveView, RunDisplay
 
@@ -118,31 +117,4 @@ def test_outside_a_notebook_the_progress_is_a_line_on_stderr(trained, monkeypatc
     trained.write("done")
     shown.finish(trained.run)
     assert stderr.getvalue().count("\n") == 1
-    assert "run 1 of 2: finished: 34 steps" in stderr.getvalue()
-
-
-# -- where no widgets show: an old ipywidgets, a front end without their manager -----------------
-
-
-@pytest.fixture
-def colab(monkeypatch):
-    """Stand in for a notebook on Colab, with this ipywidgets; its manager may not start."""
-
-    def set_up(version, error=None):
-        output = Mock(**{"enable_custom_widget_manager.side_effect": error})
-        monkeypatch.setitem(sys.modules, "google.colab", Mock(output=output))
-        monkeypatch.setattr("ipywidgets.__version__", version)
-        monkeypatch.setattr(display, "in_notebook", lambda: True)
-        shown = Mock()
-        monkeypatch.setattr("IPython.display.display", shown)
-        return shown
-
-    return set_up
-
-
-def test_without_widgets_a_panel_is_a_text_that_says_why_and_what_does_the_same(colab):
-    shown = colab("7.7.1")
-    labkit.panel()._ipython_display_()
-    text = shown.call_args.args[0]["text/plain"]
-    assert "No widgets here: ipywidgets 7.7.1 is loaded, labkit needs 8" in text
-    assert "use labkit.run(): it leaves a picture" in text
+    assert "run 1 of 2: finished after 34 steps: " in stderr.getvalue()

@@ -15,8 +15,6 @@ from played_gpu import CPU, END, GPU, MS
 
 from labkit import Pipeline
 from labkit.api import Sweep
-from labkit.view.run_figure import curves
-from labkit.view.several_figures import draw_sweep
 
 ODD = "no $device$ <here>"  # what a font cannot show, or that looks like a formula
 ODDER = f"{ODD} $\\frac{{ 数据\x07 " + "long " * 400
@@ -47,11 +45,12 @@ def failed(record, message=ODD, **more):
 
 
 def telemetry_of(**values):
-    """Return 20 samples of a GPU, one in 100 ms."""
+    """Return 20 samples of a GPU, one in 100 ms, of which two are not complete."""
     samples = []
     for t in range(1000 * MS, 3000 * MS, 100 * MS):
-        samples.append({"t_ns": t, "gpu_now": 0.2, "gpu": [[t, 0.3]], "cpu": 0.1, **values})
-    return samples
+        samples.append({"t_ns": t, "gpu_now": 0.2, "gpu": [[t, 0.3]], "cpu": 0.1})
+    samples[3]["gpu_now"] = samples[4]["gpu"] = None
+    return [sample | values for sample in samples]
 
 
 def texts(figure):
@@ -65,7 +64,7 @@ def labels(axis):
 def swept(*runs, **knobs):
     sweep = Sweep(Pipeline(), knobs)
     sweep.runs = list(runs)
-    return draw_sweep(sweep)
+    return sweep.plot()
 
 
 # -- one run -------------------------------------------------------------------------------------
@@ -117,13 +116,15 @@ def test_runs_without_numbers_say_why_and_show_their_error_as_it_is(record):
 
 
 def test_missing_samples_of_an_instrument_are_gaps_never_zero(record):
-    samples = telemetry_of()
-    samples[3]["gpu_now"] = samples[4]["gpu"] = None
-    (_, nvml), (_, smi) = curves(record(machine=GPU, telemetry=samples)).values()
+    def curves(**telemetry):
+        lines = record(machine=GPU, telemetry=telemetry_of(**telemetry)).plot().axes[1].lines
+        drawn = {line.get_label(): line.get_ydata() for line in lines}
+        return [drawn.get(name) for name in ("NVML's samples", "nvidia-smi")]
+
+    nvml, smi = curves()
     assert math.isnan(nvml[4]) and math.isnan(smi[3])
     assert 0 not in nvml and 0 not in smi
-    silent = telemetry_of(gpu_now=None, gpu=None)
-    assert not curves(record(machine=GPU, telemetry=silent))
+    assert curves(gpu_now=None, gpu=None) == [None, None]
 
 
 # -- on the page ---------------------------------------------------------------------------------

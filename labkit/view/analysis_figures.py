@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from labkit.text import counted
 from labkit.traces.breakdown import Breakdown, TraceComparison, words_of
 from labkit.traces.public import PublicTrace
-from labkit.view.primitives import Lane, draw_lanes
 from labkit.view.rows_figure import plot
 from labkit.view.style import (
     BLUE,
@@ -22,6 +21,8 @@ from labkit.view.style import (
     SKY,
     VERMILION,
     WAIT,
+    Lane,
+    draw_lanes,
     our_style,
     page,
 )
@@ -94,11 +95,9 @@ def draw_timeline(
     shown = steps[:2] if len(steps) else np.concatenate([*active.values()])
     start = float(shown.min()) if start_ms is None else start_ms
     end = float(shown.max()) if end_ms is None else end_ms
-    rows = []
-    for label, spans in active.items():
-        kind = label.split(": ")[-1]
-        if np.diff(spans.clip(start, end)).any() or kind == "kernels":  # no kernel says something
-            rows.append(Lane(label, [(COLOURS[kind], spans)]))
+    rows = [
+        Lane(label, [(COLOURS[label.split(": ")[-1]], spans)]) for label, spans in active.items()
+    ]
     figure, [axes] = page([(source, BOLD)], [AROUND_IN + LANE_IN * len(rows)])
     draw_lanes(axes, rows[::-1], start, end)
     look = {"color": INK, "linewidth": 0.8}

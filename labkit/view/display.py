@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from labkit.api import Ranks, Run, Sweep
 from labkit.process.notebook import in_notebook
-from labkit.text import counted, printable
+from labkit.text import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,23 +22,6 @@ if TYPE_CHECKING:
 Kept = TypeVar("Kept")
 
 PERIOD_S = 0.2  # s between two updates: a person reads no faster
-LEAST_IPYWIDGETS = 8
-
-
-def why_no_widgets() -> str | None:
-    """Let Colab show widgets from packages; say why ours do not show here, None where they may."""
-    import ipywidgets
-
-    version = ipywidgets.__version__
-    if int(version.partition(".")[0]) < LEAST_IPYWIDGETS:
-        needed = f"labkit needs {LEAST_IPYWIDGETS}: restart the session"
-        return f"ipywidgets {version} is loaded, {needed}"
-    if "google.colab" in sys.modules:
-        try:
-            sys.modules["google.colab"].output.enable_custom_widget_manager()
-        except Exception as error:  # whatever Colab's own code raises
-            return f"Colab's manager of widgets does not start ({error})"
-    return None
 
 
 class Display:
@@ -51,16 +34,10 @@ class Display:
         self.text = ""
         self.shown_at = 0.0
         self.handle: Any = None  # of IPython, in a notebook
-        self.live = False  # whether `first` is shown
-        if not in_notebook():
-            return
-        from IPython.display import HTML, display
+        if in_notebook():
+            from IPython.display import HTML, display
 
-        why = None if first is None else why_no_widgets()
-        if why:
-            display(HTML(f"No live view, a picture at the end: {html.escape(why)}."))
-        self.live = first is not None and not why
-        self.handle = display(first if self.live else HTML(""), display_id=True)
+            self.handle = display(HTML("") if first is None else first, display_id=True)
 
     @property
     def due(self) -> bool:
@@ -92,11 +69,8 @@ class Display:
         print(f"{start}{shown}", end=end, file=sys.stderr, flush=True)
 
 
-def figure_of(result: Run | Ranks | Sweep, before: Run | None = None) -> Figure | None:
-    """Draw what came out, over `before`; None where nothing was measured."""
-    measured = result.best if isinstance(result, Sweep) else result.throughput
-    if measured is None:
-        return None
+def figure_of(result: Run | Ranks | Sweep, before: Run | None = None) -> Figure:
+    """Draw what came out, over `before`."""
     return result.plot(before) if isinstance(result, Run) else result.plot()
 
 
@@ -104,12 +78,7 @@ def closing_line(result: Run | Ranks | Sweep) -> str:
     """Say in one line how a run ended and what it measured."""
     if isinstance(result, Sweep):
         return repr(result)
-    if result.error:
-        return f"{result.outcome}: {result.error}"
-    if result.throughput is None:
-        return f"{result.ended}, too few to measure"
-    steps = counted(result.steps, "step")
-    return f"{result.outcome}: {steps}, {result.numbers}"
+    return f"{result.ended}: {result.error or result.numbers}"
 
 
 def remember(function: Callable[..., object], result: Kept) -> Kept:

@@ -63,7 +63,7 @@ function render({ model, el }) {
     "change:frame": takeNextFrame,
     "change:device change:expected": redraw,
     "change:overlay change:overlay_name": takeBefore,
-    "change:status change:badge change:running": sayStatus,
+    "change:status change:badge": sayStatus,
     "change:height": resize,
   };
   for (const [names, listener] of Object.entries(listeners)) model.on(names, listener);

@@ -50,7 +50,6 @@ class LiveView(anywidget.AnyWidget):
     status = traitlets.Unicode("").tag(sync=True)
     badge = traitlets.Unicode("").tag(sync=True)
     device = traitlets.Unicode("device").tag(sync=True)  # "CPU" or "GPU" once known
-    running = traitlets.Bool(False).tag(sync=True)
     # busy share, 0 to 1, as predicted: low end, value, high end; empty for none
     expected = traitlets.List().tag(sync=True)
     height = traitlets.Int(0).tag(sync=True)  # px, at a width of 900; 0: as the style sheet says
@@ -84,7 +83,6 @@ class LiveView(anywidget.AnyWidget):
                     self.device = run.machine.kind.upper()
                 if run.steps > self.frame.get("steps", 0):
                     self.frame = live_frame(run, self.serial)
-            self.running = not ended
             told = display.closing_line(what) if ended else progress_line(what)
             self.status = self.title + told
 
@@ -109,11 +107,12 @@ class RunDisplay:
         self.run: Run | Ranks | None = None
         self.view = LiveView(before, FIGURE_PX[before is not None])
         self.shown = display.Display(self.view)
+        self.in_notebook = self.shown.handle is not None
 
     def next(self, title: str) -> None:
         """Say what the next of several runs is; the one before stays as a line, or faintly."""
-        if self.shown.live:
-            self.view.show_before(first_rank(self.view.what))
+        if self.in_notebook:
+            self.view.show_before(first_rank(self.run))
         elif self.run is not None:
             self.shown.final(self.view.title + display.closing_line(self.run))
         self.view.title = title
@@ -121,15 +120,15 @@ class RunDisplay:
     def update(self, running: Run | Ranks) -> None:
         """Show what has been done by now."""
         self.run = running
-        if self.shown.live:
+        if self.in_notebook:
             self.view.follow(running)
-        elif self.shown.due:
+        else:
             self.shown.line(self.view.title + progress_line(running))
 
     def finish(self, result: Run | Ranks | Sweep) -> None:
         """Leave the figure of a Run, Ranks or Sweep, or the closing line of the last run."""
-        last = result if self.run is None or not isinstance(result, Sweep) else self.run
-        figure = display.figure_of(result, self.before) if self.shown.handle is not None else None
+        last = self.run if isinstance(result, Sweep) and self.run else result
+        figure = display.figure_of(result, self.before) if self.in_notebook else None
         self.shown.final(self.view.title + display.closing_line(last), figure)
         self.view.close()
 

@@ -15,7 +15,7 @@ from labkit.process.notebook import in_notebook
 from labkit.results.device_peaks import ROOFS, Peaks
 from labkit.results.payload import Source
 from labkit.stamps.interrupts import held
-from labkit.view.display import Display, why_no_widgets
+from labkit.view.display import Display
 from labkit.view.live_frame import stage_line
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def measure(
         started = launch(spec, source=source)
         if not wait:
             return started
-        if in_notebook() and why_no_widgets() is None:
-            from labkit.view.function_panel import FunctionPanel
+        if in_notebook():
+            from labkit.view.panels import FunctionPanel
 
             panel = FunctionPanel(spec, source, drawing, started)
             wait_for_rows(started, panel.tell, panel.settle)

@@ -11,21 +11,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import html
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import IPython.display
 import ipywidgets as widgets
+import numpy as np
 from ipywidgets import Layout
 
-from labkit.knobs import Settings
+from labkit.knobs import Knob, Settings
 from labkit.process import launcher
 from labkit.results.log_reader import POLL_S, LiveResult
-from labkit.view.controls import Control
-from labkit.view.display import why_no_widgets
 from labkit.view.live import PanelAccess
 
+MOST_ON_A_SLIDER = 300  # whole numbers that a slider of 200 px still lets one hit
+# The stops of a slider over more of them: powers of two and between
+STOPS = sorted({0, *(first << power for power in range(31) for first in (1, 3))})
+NONE = "None"  # stands for None in a widget, which would take None itself as nothing chosen
+DEVICES = ("auto", "cpu", "cuda", "mps")
+WORDS = {"None": "auto", "True": "on", "False": "off"}
 SETTLE_S = 0.1  # s, for a control's last change to arrive: a press may overtake it
 GRID = "repeat(auto-fill, minmax(min(170px, 100%), 1fr))"
 # Under the widget, hidden by live.css: seen only where its kernel is gone, or no widgets are shown
@@ -35,17 +41,24 @@ Followed = TypeVar("Followed", bound=LiveResult)
 
 
 class Panel(widgets.VBox):
-    """What every panel has; a kind of panel says what is started (`_once`) and what is shown.
+    """What every panel has; a kind of panel says what is started (`_once`) and what is shown."""
 
-    Where a front end shows no widgets: a text that says what it is, why not and what to do instead.
-    """
+    def __init__(
+        self,
+        name: str,
+        instead: str,
+        controls: Mapping[str, Control],
+        press: str,
+        above: Iterable[widgets.Widget] = (),
+        below: Iterable[widgets.Widget] = (),
+    ):
+        """Put parts above and below the controls, and hear of every control that moves.
 
-    def __init__(self, name: str, instead: str, controls: Mapping[str, Control], press: str):
-        """`name` and `instead` are told where no widgets show; `press` is the button's name."""
+        `name` and `instead` are told where no widgets show; `press` is the button's name.
+        """
         super().__init__(layout=Layout(max_width="900px", overflow="hidden"))
         self.name = name
         self.instead = instead
-        self.missing = why_no_widgets()  # None where widgets may show
         self.controls = dict(controls)
         self.refused = False  # whether the controls do not go together
         self.home_id = threading.get_ident()  # of the thread that made it
@@ -58,9 +71,6 @@ class Panel(widgets.VBox):
         self.task: asyncio.Task[None] | None = None  # held, or it might be collected
         self._stop = asyncio.Event()
         self.add_class("labkit-panel")
-
-    def assemble(self, above: Iterable[widgets.Widget], below: Iterable[widgets.Widget]) -> None:
-        """Put the parts above and below the controls, and hear of every control that moves."""
         columns = Layout(grid_template_columns=GRID, grid_gap="6px 16px", overflow="hidden")
         grid = widgets.GridBox([*self.controls.values()], layout=columns)
         buttons = widgets.HBox([self.run_button, self.stop_button])
@@ -155,20 +165,16 @@ class Panel(widgets.VBox):
         self.stop_button.disabled = in_cell or not busy
 
     def __repr__(self) -> str:
-        why = f" No widgets here: {self.missing}." if self.missing else ""
-        return f"{self.name}: run this cell in Jupyter to use it. {self.instead}{why}"
+        return f"{self.name}: run this cell in Jupyter to use it. {self.instead}"
 
     def _repr_mimebundle_(self, **kwargs: dict) -> dict:
-        if self.missing:
-            return {"text/plain": repr(self)}
         widget = super()._repr_mimebundle_(**kwargs) or {}
         return widget | {"text/plain": self.name}  # what to do is in the fallback below it
 
     def _ipython_display_(self) -> None:
         IPython.display.display(self._repr_mimebundle_(), raw=True)
-        if self.missing is None:
-            fallback = FALLBACK.format(self.instead)
-            IPython.display.display({"text/html": fallback, "text/plain": ""}, raw=True)
+        fallback = FALLBACK.format(self.instead)
+        IPython.display.display({"text/html": fallback, "text/plain": ""}, raw=True)
         # The first press is then as quick as the others
         threading.Thread(target=launcher.stand_by, daemon=True).start()
 
@@ -182,3 +188,60 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
     """Return the event loop of this thread; None outside a notebook."""
     with contextlib.suppress(RuntimeError):
         return asyncio.get_running_loop()
+
+
+class Control(widgets.VBox):
+    """One knob: its name and unit above, its widget below; `value` is what the spec gets."""
+
+    def __init__(self, knob: Knob, value: Any):
+        help_text = f"{knob.help}: {knob.allowed}"
+        self.widget: Any = make_widget(knob, value)
+        self.widget.layout = widgets.Layout(width="auto", margin="0 0 0 8px")
+        self.widget.tooltip = help_text
+        label = widgets.HTML(f"<b>{knob.name}</b> {knob.unit}", tooltip=help_text)
+        super().__init__([label, self.widget])
+        self.layout = widgets.Layout(min_width="0", overflow="hidden")
+        self.add_class(f"labkit-knob-{knob.name}")
+
+    @property
+    def value(self) -> Any:
+        """The knob's value; None stands for auto."""
+        return None if self.widget.value == NONE else self.widget.value
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        wanted = NONE if value is None else value
+        options = getattr(self.widget, "options", ())
+        if options and wanted not in dict(options).values():
+            self.widget.options = [*options, (shown(value), wanted)]
+        self.widget.value = wanted
+
+
+def make_widget(knob: Knob, value: Any) -> widgets.Widget:
+    """Return the widget that suits the knob, set to `value`, unable to leave the knob's range."""
+    if knob.kind == "bool":
+        return widgets.Checkbox(value, description="on", indent=False)
+    kind = widgets.Dropdown if knob.high is None else widgets.SelectionSlider
+    stops = dict.fromkeys([*(knob.choices or DEVICES), value])
+    if knob.low is not None and knob.high is not None:
+        now = {value} - {None}
+        high = min(knob.high, max(knob.reach or knob.high, *now, 0))
+        stops = sorted({*numbers_between(knob.low, high, knob.kind), *now})
+    options = [(shown(each), each) for each in stops if each is not None]
+    if knob.takes_none:
+        options.insert(0, ("auto" if knob.auto else "off", NONE))
+    return kind(options=options, value=NONE if value is None else value)
+
+
+def numbers_between(low: float, high: float, kind: str) -> list[float]:
+    """Return the stops of a slider over these numbers."""
+    if kind == "float":
+        return [float(f"{number:.3g}") for number in np.linspace(low, high, 101)]
+    if high - low <= MOST_ON_A_SLIDER:
+        return [*range(math.ceil(low), int(high) + 1)]
+    return [stop for stop in STOPS if low <= stop <= high]
+
+
+def shown(value: object) -> str:
+    """Write a knob's value as a person reads it."""
+    return f"{value:g}" if isinstance(value, float) else WORDS.get(str(value), str(value))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -12,13 +12,13 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from labkit.bench.grid import NOISY, TIMED
 from labkit.results.measurements import UNITS, MeasurementsData, short
-from labkit.view.primitives import name_rows
 from labkit.view.style import (
     BOLD,
     GREY,
     INK,
     LINES,
     Picture,
+    TextLine,
     drawable,
     legend_above,
     our_style,
@@ -70,9 +70,20 @@ def plot(
         raise ValueError(f"log={log!r} is not allowed: use 'x', 'y', 'xy', '' or None.")
     drawn = tidied(rows, x, y, by, beside)
     header = [(title, BOLD), *((note, GREY) for note in notes_of(drawn, y))]
-    figure, [axes] = page(header, [height_in(drawn)])
-    draw_rows(axes, drawn, x, y, log)
-    legend_above(axes)
+    return rows_page(header, x, {y: drawn}, log)
+
+
+def rows_page(
+    header: list[TextLine], x: str, drawn: Mapping[str, pandas.DataFrame], log: str | None = None
+) -> Picture:
+    """Return a figure of `tidied` rows, by the column that is drawn of them."""
+    height_in = [
+        LINES_IN if is_lines(rows) else BAR_IN * len(rows) + AROUND_IN for rows in drawn.values()
+    ]
+    figure, axes = page(header, height_in)
+    for place, (y, rows) in zip(axes, drawn.items(), strict=True):
+        draw_rows(place, rows, x, y, log)
+    legend_above(axes[0])
     return figure
 
 
@@ -140,16 +151,16 @@ def _tidied(
     frame = table.reset_index(drop=True)
     iqr = f"iqr_{y}"
     optional = frame.reindex(columns=["error", "noisy", "card", "source", iqr]).astype(object)
-    try:
-        numbers = frame[y].astype(float)
-    except (ValueError, TypeError):
-        raise ValueError(f"Column {y!r} holds no numbers: choose another one.") from None
+    numbers = frame[y].astype(float)
     why = optional["error"].fillna("")
     source = "published by " + optional["source"].replace(GITHUB, r"\1", regex=True)
     origin = source.fillna(mark or "")
     if "card" not in (x, by):
         origin = ((optional["card"] + ", ").fillna("") + origin).str.strip(", ")
-    key = str(by).replace("_", " ") + " {:.10g}"  # "batch size 64"
+    key = pandas.Series("", frame.index)
+    if by in frame:
+        what = "" if frame[by].dtype.kind == "O" else f"{by} ".replace("_", " ")  # "batch size 64"
+        key = (what + _in_words(frame[by])).map(drawable)
     columns = {
         "x": frame[x].astype(float) if frame[x].dtype.kind in "iuf" else np.nan,  # no True or False
         "name": _in_words(frame[x]),
@@ -157,16 +168,16 @@ def _tidied(
         "why": why,
         "spread": optional[iqr].astype(float).replace(0, np.nan) / 2,
         "noisy": optional["noisy"].eq(True),
-        "key": _in_words(frame[by], key).map(drawable) if by in frame else "",
+        "key": key,
         "origin": origin,
         "is_beside": is_beside,
     }
     return pandas.DataFrame(columns)
 
 
-def _in_words(column: pandas.Series, numbers: str = "{:.10g}") -> pandas.Series:
+def _in_words(column: pandas.Series) -> pandas.Series:
     """Return each value of a column as text."""
-    return column.map(numbers.format if column.dtype.kind in "iuf" else str)
+    return column.map("{:.10g}".format if column.dtype.kind in "iuf" else str)
 
 
 def notes_of(drawn: pandas.DataFrame, y: str) -> list[str]:
@@ -193,26 +204,26 @@ def is_lines(drawn: pandas.DataFrame) -> bool:
     return bool(drawn["x"].notna().all())
 
 
-def height_in(drawn: pandas.DataFrame) -> float:
-    """Return the height of axes with lines, or with a bar for each row, inches."""
-    return LINES_IN if is_lines(drawn) else BAR_IN * len(drawn) + AROUND_IN
-
-
 def draw_rows(axes: Axes, drawn: pandas.DataFrame, x: str, y: str, log: str | None = None) -> None:
     """Draw `tidied` rows: lines over numbers, or bars beside names."""
     is_log = "y" in (log or "")
+    axes.grid(axis="both" if is_log or is_lines(drawn) else "x")
     if not is_lines(drawn):
         _draw_bars(axes, drawn, is_log)
         axes.set_xlabel(with_unit(y))
-        axes.grid(axis="both" if is_log else "x")
         if is_log:
             _make_log(axes, "x")
         return
     for _, rows in drawn.groupby(["is_beside", "label"], sort=False):
         _draw_line(axes, rows.sort_values("x", kind="stable"))
-    _mark_places(axes, np.unique(drawn["x"]), log)
+    places = np.unique(drawn["x"])
+    is_doubling = bool(np.all(np.log2(places.clip(min=0.1)) % 1 == 0))
+    is_wide = places.max(initial=0) >= LEAST_RANGE * places.min(initial=np.inf)
+    if is_doubling and is_wide if log is None else "x" in log:
+        _make_log(axes, "x")
+    if len(places) <= MOST_MARKED:
+        axes.set_xticks(places)
     axes.set(xlabel=with_unit(x), ylabel=with_unit(y))
-    axes.grid()
     if is_log:
         _make_log(axes, "y")
     elif not (drawn["y"] < 0).any():
@@ -230,11 +241,7 @@ def _draw_bars(axes: Axes, rows: pandas.DataFrame, is_log: bool) -> None:
     middle = row + (rows.groupby("name").cumcount() - (count - 1) / 2) * height
     for label, own in rows.groupby("label", sort=False):
         place = middle[own.index]
-        look: dict[str, Any] = {
-            "color": own["fill"],
-            "edgecolor": own["colour"],
-            "label": label or None,
-        }
+        look: dict[str, Any] = {"color": own["fill"], "edgecolor": own["colour"], "label": label}
         if is_log:
             axes.scatter(own["y"], place, s=25, **look)
             look = {"alpha": 0}
@@ -244,36 +251,24 @@ def _draw_bars(axes: Axes, rows: pandas.DataFrame, is_log: bool) -> None:
             place, own["y"], 0.9 * height, xerr=own["spread"], error_kw=WHISKER, **look
         )
         axes.bar_label(bars, [str(short(value)) for value in own["y"]], padding=5)
-    name_rows(axes, [*names])
+    axes.set_yticks(range(len(names)), [drawable(name, 48) for name in names])
+    axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
 
 
 def _draw_line(axes: Axes, rows: pandas.DataFrame) -> None:
     """Draw the rows of one label: a line through their points, dashed where it is beside."""
     first = rows.iloc[0]
-    line = "--" if first["is_beside"] else "-"
+    look = {"color": first["colour"], "linestyle": "--" if first["is_beside"] else "-"}
     if rows["x"].duplicated().any():
-        line = ""
-    look = {"color": first["colour"], "linestyle": line, "label": first["label"] or None}
-    axes.plot(rows["x"], rows["y"], marker="" if line else "o", markersize=5, **look)
+        look |= {"linestyle": "", "marker": "o", "markersize": 5}
+    axes.errorbar(rows["x"], rows["y"], rows["spread"], label=first["label"], **look, **WHISKER)
     axes.scatter(rows["x"], rows["y"], s=25, c=rows["fill"], edgecolors=first["colour"], zorder=3)
-    axes.errorbar(rows["x"], rows["y"], rows["spread"], fmt="none", **WHISKER)
-
-
-def _mark_places(axes: Axes, places: np.ndarray, log: str | None) -> None:
-    """Scale the x axis, logarithmic for powers of two over a wide range, and mark the places."""
-    is_doubling = bool(np.all(np.log2(places.clip(min=0.1)) % 1 == 0))
-    is_wide = places.max(initial=0) >= LEAST_RANGE * places.min(initial=np.inf)
-    if is_doubling and is_wide if log is None else "x" in log:
-        _make_log(axes, "x")
-    if len(places) <= MOST_MARKED:
-        axes.set_xticks(places)
 
 
 def _make_log(axes: Axes, name: Literal["x", "y"]) -> None:
-    """Make an axis logarithmic, in plain numbers; a short one is marked at 2 and 5 too."""
+    """Make an axis logarithmic, in plain numbers."""
     axes.set(**{f"{name}scale": "log"})
     axis = getattr(axes, f"{name}axis")
-    low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter("{x:,.7g}")
     axis.set_minor_locator(NullLocator())

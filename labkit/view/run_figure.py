@@ -5,32 +5,40 @@ The teeth are true intervals, never samples, and only those of a short stretch a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
+from labkit.knobs import as_typed
+from labkit.results.comparison import ComparedRuns
+from labkit.results.ranks import RanksData, delays_of
 from labkit.results.readings import driver_readings, readings_of
 from labkit.results.run_data import RunData
+from labkit.text import noise
 from labkit.view import FIGURE_PX
 from labkit.view.live_frame import binned
-from labkit.view.primitives import Lane, draw_lanes, patches, stack
-from labkit.view.run_header import device_of, run_header
 from labkit.view.style import (
     BLUE,
+    BOLD,
     COMPUTE,
     COPY,
+    GREY,
     INK,
     LOUD,
     PARTS,
     SKY,
     WAIT,
+    Lane,
     Picture,
+    TextLine,
+    draw_lanes,
     legend_above,
     ms,
     our_style,
     page,
+    stack,
 )
 
 WINDOW_STEPS = 10  # of the slower run, in the stretch that is enlarged; of two runs half as many
@@ -119,23 +127,74 @@ def _draw_mean_steps(axes: Axes, runs: Mapping[str, RunData]) -> None:
     Where batches are accumulated it is that of an update: a micro-batch beside a whole batch
     compares nothing.
     """
-    named = dict(PARTS)
-    if any(run.watched for run in runs.values()):
-        del named["copy"]  # somewhere inside the loop's body
-        named["compute"] = ("loop body", COMPUTE)
     micro = {name: run.pipeline.accumulation_steps or 1 for name, run in runs.items()}
     rows = {
-        name: {part: micro[name] * (getattr(run, f"{part}_ms") or 0.0) for part in named}
+        name: {part: micro[name] * (getattr(run, f"{part}_ms") or 0.0) for part in PARTS}
         for name, run in runs.items()
     }
-    stack(axes, rows, {part: colour for part, (_, colour) in named.items()})
+    named = {}
+    for part, (name, colour) in PARTS.items():
+        if part == "compute" and runs["this run"].watched:
+            name = "loop body"  # copies included
+        numbers = " → ".join(ms(spent[part]) for spent in rows.values())
+        named[part] = (f"{name} {numbers} ms", colour)
+    stack(axes, rows, named)
     for row, spent in enumerate(rows.values()):
         total_ms = sum(spent.values())
         axes.text(total_ms, row, f"  {ms(total_ms)} ms", va="center")
-    handles = []
-    for part, (name, colour) in named.items():
-        numbers = " → ".join(ms(spent[part]) for spent in rows.values())
-        handles.append((f"{name} {numbers} ms", colour))
-    legend_above(axes, patches(handles))
     what = "update" if max(micro.values()) > 1 else "step"
     axes.set_xlabel(f"ms of the mean {what}: what the device did, or waited for (warm-up left out)")
+
+
+# The lines above it
+
+
+def header_of(
+    title: str, texts: Iterable[str], runs: Sequence[RunData | RanksData]
+) -> list[TextLine]:
+    """Return a header: whether the first run was made elsewhere, the title, texts, machines."""
+    recorded = [(run.mark, LOUD) for run in runs[:1] if run.mark]
+    machines = dict.fromkeys(run.machine.line for run in runs if run.machine.kind != "unknown")
+    return [*recorded, (title, BOLD), *((text, GREY) for text in [*texts, *machines])]
+
+
+def run_header(run: RunData, before: RunData | None) -> list[TextLine]:
+    """Return the header of one run's figure; `before` is drawn beside it."""
+    runs = [run] if before is None else [run, before]
+    title = "No numbers"
+    busy = ", ".join(filter(None, [f"{device_of(run)} busy {run.busy_text}", run.mfu_text]))
+    if run.throughput is not None:
+        title = f"{run.throughput:,.0f} {run.unit}/s, {busy}"
+    texts = [
+        delays_of(runs),
+        as_typed(run.asked.changed()) or "the default pipeline",
+        f"not applied on this device: {', '.join(run.not_applied)}" if run.not_applied else "",
+        f"MFU of {run.peak}" if run.mfu_text else "",
+    ]
+    if before is not None:
+        compared = ComparedRuns(before, run)
+        if compared.speedup:
+            title = f"{changes(compared)}: {compared.speedup:.1f}x the throughput, {busy}"
+        missing = "" if before.throughput else f"{before.outcome}, without numbers to draw"
+        texts += [f"before: {note}" for note in (before.mark, missing) if note]
+    return header_of(title, texts, runs) + doubts(run)
+
+
+def changes(compared: ComparedRuns) -> str:
+    """Say which knobs differ: "num_workers 0 → 6"."""
+    moved = [f"{knob} {old} → {new}" for knob, (old, new) in compared.changed.items()]
+    return ", ".join(moved) or "nothing changed"
+
+
+def doubts(run: RunData | RanksData) -> list[TextLine]:
+    """Return the lines that say what the numbers are worth: NOISY, stopped, failed."""
+    lines = [noise(run.spread or 0.0)] if run.noisy else []
+    if run.outcome != "finished":
+        lines.append(f"{run.ended}: {run.error}" if run.error else run.ended)
+    return [(line, LOUD) for line in lines]
+
+
+def device_of(run: RunData) -> str:
+    """Return what the device is called in a figure: CPU, GPU, or device where it is unknown."""
+    kind = run.machine.kind
+    return "device" if kind == "unknown" else kind.upper()

@@ -10,10 +10,19 @@ from labkit.knobs import as_typed
 from labkit.results.ranks import RanksData, delays_of
 from labkit.results.sweep import SweptRuns
 from labkit.text import counted
-from labkit.view.primitives import patches, stack
-from labkit.view.rows_figure import AROUND_IN, draw_rows, height_in, notes_of, tidied
-from labkit.view.run_header import device_of, doubts, header_of
-from labkit.view.style import BLUE, COMPUTE, LOUD, OTHER, SKY, WAIT, legend_above, our_style, page
+from labkit.view.rows_figure import AROUND_IN, notes_of, rows_page, tidied
+from labkit.view.run_figure import doubts, header_of
+from labkit.view.style import (
+    BLUE,
+    COMPUTE,
+    LOUD,
+    OTHER,
+    SKY,
+    WAIT,
+    our_style,
+    page,
+    stack,
+)
 
 RATE = "samples_per_s"
 RANK_IN = 0.35
@@ -34,9 +43,8 @@ def draw_sweep(sweep: SweptRuns) -> Figure:
     the run's own unevenness (`Run.spread`). A run without numbers is a gap; the header says why.
     """
     knob, *others = sweep.knobs
-    device = device_of(sweep.runs[0]) if sweep.runs else "device"
-    bound = ", at most" if any(run.utilization_is_upper_bound for run in sweep.runs) else ""
-    rows = rows_of(sweep).rename(columns={"busy": (busy := f"{device} busy{bound}, %")})
+    bound = any(run.utilization_is_upper_bound for run in sweep.runs)
+    rows = rows_of(sweep).rename(columns={"busy": (busy := f"device busy{', at most' * bound}, %")})
     by = "setting" if others else None
     drawn = {column: tidied(rows, knob, column, by) for column in (RATE, busy)}
     fixed = {name: v for name, v in sweep.pipeline.changed().items() if name not in sweep.knobs}
@@ -46,11 +54,7 @@ def draw_sweep(sweep: SweptRuns) -> Figure:
     if rates.count() > 1:
         best = as_typed(sweep.settings[int(rates.argmax())])
         title = f"{best}: {rates.max() / rates.min():.1f}x the throughput of the slowest setting"
-    figure, axes = page(header_of(title, texts, sweep.runs), [*map(height_in, drawn.values())])
-    for place, (column, each) in zip(axes, drawn.items(), strict=True):
-        draw_rows(place, each, knob, column)
-    legend_above(axes[0])
-    return figure
+    return rows_page(header_of(title, texts, sweep.runs), knob, drawn)
 
 
 def rows_of(sweep: SweptRuns) -> pandas.DataFrame:
@@ -91,8 +95,7 @@ def draw_ranks(ranks: RanksData, bottleneck: str) -> Figure:
     rows = {}
     for row, rank in enumerate(times.ranks):
         rows[f"rank {rank}"] = {part: getattr(times, part)[row] for part in RANK_PARTS}
-    stack(shares, rows, {part: colour for part, (_, colour) in RANK_PARTS.items()})
+    stack(shares, rows, RANK_PARTS)
     shares.set(xlabel="share of wall time, warm-up left out", xlim=(0, 1))
     shares.xaxis.set_major_formatter(PercentFormatter(1))
-    legend_above(shares, patches(RANK_PARTS.values()))
     return figure

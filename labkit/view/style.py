@@ -1,4 +1,4 @@
-"""The look of every figure: colours, type, page layout, and the PNG that a notebook stores."""
+"""The look of every figure: colours, type, page, stacks, lanes, and the PNG of a notebook."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import base64
 import html
 import io
 import math
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib.style
+import numpy as np
+import pandas
 from cycler import cycler
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import findfont, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import Patch
 from PIL import Image
 
 from labkit.results.measurements import short
@@ -46,6 +50,10 @@ LINE_IN = 0.19  # of the header
 LINE_LENGTH = 960  # characters in a line of the header, times their size in points
 MOST_LINES = 6  # that a text of it takes
 LEGEND_LENGTH = 120  # characters beside each other
+LABELLED = 0.07  # of the longest row: a part at least so wide has its number inside
+LANE_GAP = 0.3  # between two lanes, of a lane's usual height
+SPARSE = 0.01  # of the picture: of what is active for less, short intervals are to be seen, too
+EDGE_PT = 0.4  # so much is drawn around each of these
 
 RC = {
     "axes.prop_cycle": cycler(color=LINES),
@@ -63,6 +71,7 @@ RC = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
+    "ytick.major.size": 0,
     "text.parse_math": False,  # a "$" in a name is no formula
 }
 # Decorates a drawing function: the kit's look, whatever style the user has set
@@ -137,13 +146,66 @@ def legend_above(axes: Axes, handles: Sequence[Artist] = ()) -> None:
 
 
 def drawable(text: str, length: int = 600) -> str:
-    """Make foreign text fit to draw: what the font can show, on one line, of bounded length."""
-    font = get_font(findfont("DejaVu Sans"))
-    known = (each.isprintable() and font.get_char_index(ord(each)) for each in text)
-    shown = "".join(each if is_known else "?" for each, is_known in zip(text, known, strict=True))
+    """Make foreign text fit to draw: Europe's letters, one line, of bounded length."""
+    shown = re.sub("[^ -~\xa0-\u04ff\u2010-\u2027\u2190-\u22ff]", "?", text)
     return shown if len(shown) <= length else f"{shown[: length - 1]}…"
 
 
 def ms(value: float) -> str:
     """Write a time given in ms with three digits, without its unit."""
     return str(short(round(value, 2)))
+
+
+def stack(
+    axes: Axes, rows: Mapping[str, Mapping[str, float]], parts: Mapping[str, tuple[str, str]]
+) -> None:
+    """Draw the parts of each row side by side, a wide one with its share; rows from top to bottom.
+
+    Args:
+        axes: Where to draw.
+        rows: {name: {part: value}}.
+        parts: {part: (name, colour)}, from left to right.
+    """
+    widths = pandas.DataFrame(rows).T
+    sums = widths.sum(axis=1)
+    left = 0.0
+    for part, (name, colour) in parts.items():
+        own = widths[part]
+        bars = axes.barh([*widths.index], own, 0.62, left, color=colour, label=name)
+        texts = [f"{share:.0%}" for share in own / sums]
+        is_wide = own >= LABELLED * sums.max()
+        axes.bar_label(bars, np.where(is_wide, texts, ""), label_type="center", color=INSIDE)
+        left = left + own
+    axes.invert_yaxis()
+    legend_above(axes)
+
+
+def patches(named: Iterable[tuple[str, str]]) -> list[Patch]:
+    """Return what a legend shows of some (name, colour)."""
+    return [Patch(color=colour, label=name) for name, colour in named]
+
+
+@dataclass
+class Lane:
+    """A row of `draw_lanes`: when something was active."""
+
+    name: str
+    spans: Sequence[tuple[str, np.ndarray]]  # colour, (n, 2) starts and ends
+    height: float = 1.0
+
+
+def draw_lanes(axes: Axes, lanes: Sequence[Lane], start: float, end: float) -> None:
+    """Draw what of each lane lies between `start` and `end`, from bottom to top."""
+    foot = 0.0
+    middles = []
+    for lane in lanes:
+        for colour, spans in lane.spans:
+            begin, stop = np.clip(spans[(spans[:, 1] > start) & (spans[:, 0] < end)], start, end).T
+            widths = stop - begin
+            edge = EDGE_PT if widths.sum() < SPARSE * (end - start) else 0.0
+            drawn = list(zip(begin, widths, strict=True))
+            axes.broken_barh(drawn, (foot, lane.height), color=colour, linewidth=edge)
+        middles.append(foot + lane.height / 2)
+        foot += lane.height + LANE_GAP
+    axes.set_yticks(middles, [lane.name for lane in lanes])
+    axes.set(xlim=(start, end), ylim=(-LANE_GAP / 2, foot - LANE_GAP / 2))

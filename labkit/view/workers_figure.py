@@ -6,7 +6,6 @@ import numpy as np
 import pandas
 
 from labkit.results.workers import MAIN, LoaderWorkers
-from labkit.view.primitives import Lane, draw_lanes, patches
 from labkit.view.style import (
     BLUE,
     BOLD,
@@ -14,10 +13,13 @@ from labkit.view.style import (
     LOUD,
     SKY,
     WAIT,
+    Lane,
     Picture,
+    draw_lanes,
     legend_above,
     our_style,
     page,
+    patches,
 )
 
 LEGEND = (

@@ -1,27 +1,41 @@
-"""`lk.panel`: a pipeline's knobs, Run, Stop, the live view, a verdict and a comparison."""
+"""`lk.panel`, a pipeline's knobs, Run, Stop, the live view and a verdict; that of `lk.measure`."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import ipywidgets as widgets
+from IPython.display import display
 
-from labkit.api import Run, launch
-from labkit.knobs import Setting, check_names
+from labkit.api import Measurements, Run, launch
+from labkit.bench.grid import Grid
+from labkit.knobs import Knob, Setting, check_names
 from labkit.prediction.prediction import Prediction, predict
 from labkit.results.hardware import check_device
+from labkit.results.measurements import short
+from labkit.results.payload import Source
 from labkit.spec import KNOBS, Pipeline
-from labkit.view.controls import Control
+from labkit.view.display import closing_line
 from labkit.view.live import LiveView
-from labkit.view.panel import Panel, said
-from labkit.view.run_header import busy_of, changes
+from labkit.view.panel import Control, Panel, said, shown
+from labkit.view.rows_figure import plot_measured
+from labkit.view.run_figure import changes
 from labkit.view.running import pipeline_with
+from labkit.view.style import Picture
 
 USUAL_KNOBS = ("num_workers", "prefetch_factor", "batch_size", "io_ms")
-IN_PLACE = "Where no widgets show, use labkit.run(): it leaves a picture and a table."
+USE_RUN = "Where no widgets show, use labkit.run(): it leaves a picture and a table."
+USE_CELL = "Where no widgets show, change the values in the cell and run it again."
 BEFORE_ANY = "Run once: from then on this line says what a slider would bring, before you run it."
 UNMOVED = "Move a slider: this line says what it would bring, before you run it."
+
+
+REDRAW_S = 1.0  # s, between two drawings of the rows of a function so far
+FURTHER = 2  # times an axis's largest value is how far its control goes
 
 
 def panel(
@@ -45,15 +59,15 @@ class PipelinePanel(Panel):
 
     def __init__(self, pipeline: Pipeline, knobs: Sequence[str]):
         controls = {name: Control(KNOBS[name], getattr(pipeline, name)) for name in knobs}
-        super().__init__(f"labkit panel for {', '.join(knobs)}", IN_PLACE, controls, "Run")
+        self.bars = widgets.HTML()
+        self.bars.add_class("labkit-bars")
+        self.view = LiveView()
+        name = f"labkit panel for {', '.join(knobs)}"
+        super().__init__(name, USE_RUN, controls, "Run", below=[self.bars, self.view])
         self.pipeline = pipeline
         self.runs: list[Run] = []  # oldest first
         self.opened_with = self.values
-        self.bars = widgets.HTML()
-        self.bars.add_class("labkit-bars")
         self._found: Prediction | None = None  # what is expected of the controls
-        self.view = LiveView()
-        self.assemble([], [self.bars, self.view])
         self.say("Set the knobs and press Run.")
         self._changed()
 
@@ -142,9 +156,8 @@ class PipelinePanel(Panel):
     def _show(self, run: Run, before: Run | None) -> None:
         """Show how `run` ended, what differs from the one before, and what had been predicted."""
         self.view.update(run, ended=True)
-        lines = [run.error or f"{run.outcome.capitalize()}: too short to tell."]
-        if run.throughput is not None and not run.error:
-            lines = [f"{busy_of(run)}. {run.diagnose()}"]
+        is_measured = run.throughput is not None and not run.error
+        lines = [str(run.diagnose()) if is_measured else closing_line(run)]
         if before is not None and run.throughput is not None:
             compared = run.compare(before)
             busy = f"busy {before.busy_text} → {run.busy_text}"
@@ -187,3 +200,83 @@ def in_words(found: Prediction | None, before: Run) -> str:
     rate = f"{found.throughput:,.0f} ({low:,.0f} to {high:,.0f}) samples/s"
     busy = f"busy {found.utilization:.0%} ({least:.0%} to {most:.0%})"
     return f"Expected: {gain:.2g}x the last run, {rate}, {busy}; limit: {found.limit}."
+
+
+class FunctionPanel(Panel):
+    """Measures one more point of a function at a press, and draws it among those of its grid."""
+
+    def __init__(self, grid: Grid, source: Source, drawing: dict, measured: Measurements):
+        """Show the rows of `measured`, which a cell waits for; `drawing` as of `plot_measured`."""
+        controls = {}
+        for name, values in grid.values.items():
+            knob = knob_of(name, values, grid.name)
+            if knob is not None:
+                controls[name] = Control(knob, knob.default)
+        self.picture = widgets.HTML()
+        name = f"labkit panel of {grid.name}"
+        super().__init__(name, USE_CELL, controls, "Measure", above=[self.picture])
+        self.grid = grid
+        self.source = source
+        self.drawing = drawing
+        self.measured = measured  # the grid's rows, and those that were added
+        self.due = time.monotonic() + REDRAW_S  # when to draw again
+        self.add_class("labkit-function")
+        self._show_busy(True, in_cell=True)
+        display(self)
+
+    def tell(self, text: str) -> None:
+        """Say how far it is, and draw rows that came, once a second at most."""
+        self.say(text)
+        if time.monotonic() > self.due:
+            self.draw()
+
+    def settle(self, text: str) -> None:
+        """Show all rows and a `text`, store the picture, and hand over the controls."""
+        drawn = self.draw()
+        self.say(f"{text}. Set other values and press Measure, or edit the cell.")
+        if drawn:
+            display(drawn)  # for the file
+        self._show_busy(False)
+
+    def draw(self) -> Picture | None:
+        """Draw the rows as far as they are there, also in words; return the picture."""
+        rows = self.measured.data
+        drawn = plot_measured(rows, **self.drawing)
+        if drawn:
+            self.picture.value = drawn.html(repr(rows))
+        self.due = time.monotonic() + REDRAW_S
+        return drawn
+
+    async def _once(self) -> None:
+        """Measure the point that the controls ask for, and add it to the picture and the rows."""
+        values = {name: values[0] for name, values in self.grid.values.items()} | self.values
+        what = ", ".join(f"{name} {shown(values[name])}" for name in self.controls)
+        self.say(f"Measuring {what} …")
+        point = replace(self.grid, values={name: [value] for name, value in values.items()})
+        added = launch(point, source=self.source)
+        await self.follow(added, lambda _added: None)
+        rows = added.data.all_rows
+        if rows:
+            self.measured.add(added)
+            self.draw()
+        took = [f"{short(row['ms'])} ms" if row.get("ms") else "measured" for row in rows]
+        told = [row["error"] or each for row, each in zip(rows, took, strict=True)]
+        why = added.error or f"{added.outcome} before it was measured"
+        good = bool(rows) and not added.failures
+        self.say(f"{what}: {', '.join(told) or why}", good)
+
+
+def knob_of(name: str, values: Sequence[Any], function: str) -> Knob | None:
+    """Return an axis of a grid as a knob: numbers are free within a range, others are choices.
+
+    None where its values cannot be listed, such as tensors.
+    """
+    told = f"an argument of {function}()"
+    kinds = {type(value) for value in values}
+    if kinds <= {int, float}:
+        kind = "float" if float in kinds else "int"
+        low = min(*values, FURTHER * min(values), 1 if kind == "int" else 0)
+        return Knob(name, kind, values[0], told, low=low, high=max(FURTHER * max(values), 1))
+    if kinds <= {str, int, float, bool, type(None)}:
+        return Knob(name, "str", values[0], told, choices=tuple(values))
+    return None
