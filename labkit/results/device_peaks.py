@@ -65,7 +65,7 @@ class Peaks(Result):
             gb_per_s=memory and memory / 1e9,
             tflop_per_s={name: rate / 1e12 for name, rate in rates.items()},
             missing=rows["error"].dropna().to_dict(),
-            varied=tuple(known[known["varied"].astype(bool)].index),
+            varied=tuple(known.index[known["varied"].astype(bool)]),
         )
 
     def table(self) -> Table:

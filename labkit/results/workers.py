@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -141,6 +140,3 @@ class LoaderWorkers:
         if not self:
             return "nothing was recorded of the loader's workers"
         return self.rows.to_string(float_format="%.2f")
-
-    def _repr_html_(self) -> str:
-        return self.rows.to_html() if self else html.escape(repr(self))
