@@ -76,7 +76,7 @@ class LoaderWorkers:
                 "busy_ms": sums.busy_ms,
                 "p50_ms": self.batches.groupby("worker").busy_ms.median(),
                 "cpu_share": sums.cpu_ms / sums.busy_ms,
-                "in_line_share": sums.line_ms / sums.busy_ms,
+                "in_line_share": (sums.line_ms / sums.busy_ms).clip(upper=1),
                 "idle_share": (1 - sums.busy_ms / open_ms).clip(lower=0),
                 "item_wait_ms": (waits_ms / sums["items"].clip(lower=1)).clip(lower=0),
                 "library_threads": processes.threads.last().groupby("worker").max().astype(int),

@@ -99,7 +99,7 @@ class Recorder:
         self.while_there.touch()
         self.work: LoaderWork | None = None  # of this process, where the loader has no workers
         if self.knobs.get("num_workers") == 0:
-            self.work = LoaderWork(self.log, -1, 1, self.while_there)
+            self.work = LoaderWork(self.log, -1, self.while_there)
         self.starts = Thinning(STARTS)  # of the loader's workers: those that record themselves
         self.telemetry: Path | None = None  # a file that it goes on with
         self.telemetry_due = now_ns() + TELEMETRY_AFTER_NS
