@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import labkit as lk
-from labkit.stamps.record import is_record
+from labkit.results.records import head_of
 from labkit.terminal import (
     Outcome,
     add_command,
@@ -62,7 +62,7 @@ def trace(options: argparse.Namespace) -> Outcome:
       labkit trace traces/                          a file for each rank: who keeps whom waiting
     """
     for path in filter(None, (options.path, options.after)):
-        if is_record(path):
+        if head_of(path):
             raise ValueError(f"{path} is a saved run, no trace: labkit diagnose reads it.")
     found = lk.trace(options.path)
     if options.after:

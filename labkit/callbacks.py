@@ -6,6 +6,7 @@ A step lasts until the logging, evaluating and saving after it; time between epo
 from __future__ import annotations
 
 import contextlib
+import math
 
 from labkit.api import Run
 from labkit.instruments.hangs import HangWatch
@@ -44,33 +45,29 @@ class StepRecorder:
         self._open.enter_context(recorder.recorded(loader))
         self._open.enter_context(HangWatch(lambda: [recorder.folder]))
         recorder.start_telemetry()
-        recorder.steps.asked = now_ns()
 
     def epoch(self) -> None:
         """Begin a pass over the data."""
         if recorder := self._going_on:
-            _end_epoch(recorder)
-            recorder.begin_epoch(now_ns())
-            recorder.steps.asked = now_ns()
+            recorder.begin_pass(now_ns())
+            recorder.trains = True
+            recorder.steps.ask(now_ns())
 
-    def ready(self) -> None:
-        """The batches of a step have arrived, so the step before it is over."""
+    def ready(self, samples: int, batch_bytes: int = 0) -> None:
+        """The batches of a step have arrived: so many samples, and bytes if known."""
         if recorder := self._going_on:
-            recorder.hand_over()
-            recorder.steps.begin(now_ns())
+            recorder.hand_over()  # the step before is over
+            recorder.steps.begin(now_ns(), samples, batch_bytes)
 
-    def issued(self, samples: int, batch_bytes: int = 0) -> None:
-        """A step of so many samples, and bytes if known, has been issued."""
+    def issued(self) -> None:
+        """A step has been issued."""
         recorder = self._going_on
         if recorder is not None and recorder.steps.ready:
-            steps = recorder.steps
-            steps.samples = samples
-            steps.batch_bytes = batch_bytes
             now = now_ns()
-            steps.end(now)
-            steps.ask(now)
+            recorder.steps.end(now)
+            recorder.steps.ask(now)
 
-    def over(self, loss: float | None = None, on_device: bool = False) -> None:
+    def over(self, loss: float = math.nan, on_device: bool = False) -> None:
         """Something that follows a step is done, such as logging its loss.
 
         `on_device` where the device has worked for it, as in an evaluation.
@@ -80,16 +77,9 @@ class StepRecorder:
 
     def close(self, how: str = "left early", error: BaseException | None = None) -> None:
         """End the record; only needed where an exception, `error`, ended the training."""
-        recorder = self._recorder
+        recorder, self._recorder = self._recorder, None
         if recorder is not None:
-            _end_epoch(recorder)
             self._open.close()
-            recorder.end_pass("failed" if error else how, error)
-            recorder.close()
-            self._recorder = None
-
-
-def _end_epoch(recorder: Recorder) -> None:
-    recorder.hand_over()
-    recorder.trains = True
-    recorder.write_pass(recorder.steps.asked)
+            if not recorder.closed:
+                recorder.end_pass("failed" if error else how, error)
+                recorder.close()

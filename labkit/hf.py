@@ -64,17 +64,17 @@ class Recorder(StepRecorder, TrainerCallback):
 
     def on_step_begin(self, *_args: object, **_more: object) -> None:
         """The batches of a step have arrived."""
-        self.ready()
-
-    def on_step_end(self, *_args: object, **_more: object) -> None:
-        """A step has been issued; keep it until it is known whether its loss is logged."""
         count = int(min(self._batch, self._left))
         self._left -= count
-        self.issued(count)
+        self.ready(count)
+
+    def on_step_end(self, *_args: object, **_more: object) -> None:
+        """A step has been issued."""
+        self.issued()
 
     def on_log(self, *_args: object, logs: dict[str, float] | None = None, **_more: object) -> None:
         """Keep the loss of the step that is over; the loader is asked only when this is done."""
-        self.over(loss=(logs or {}).get("loss"))
+        self.over((logs or {}).get("loss", math.nan))
 
     on_save = on_log
 

@@ -40,22 +40,15 @@ class Recorder(StepRecorder, Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
     ) -> None:
         """A batch has arrived."""
-        self.ready()
-
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: object,
-        batch: object,
-        batch_idx: int,
-    ) -> None:
-        """A step has been issued."""
         if recorder := self._going_on:
             batches = recorder.batches
             if not recorder.steps.next:
                 batches.learn(batch)
-            self.issued(batches.count(batch), batches.measure(batch))
+            self.ready(batches.count(batch), batches.measure(batch))
+
+    def on_train_batch_end(self, *_args: object, **_more: object) -> None:
+        """A step has been issued."""
+        self.issued()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A validation that belongs to the step before it is done."""

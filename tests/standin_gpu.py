@@ -38,7 +38,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from labkit.results import datasheets
+from labkit.results import device_peaks
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 LAUNCH_US = 6.0  # host time of one operator's launch from eager PyTorch
@@ -214,7 +214,7 @@ class StandIn:
     def kernel_us(self, flops, bytes_):
         """Return what a good kernel takes on the card, µs: the slower of its FLOPs and bytes."""
         # Caught: models sized by the number of SMs, whose steps were launches on a fast card
-        sheet = datasheets.card(self.card.name)
+        sheet = device_peaks.card(self.card.name)
         rate = self.card.share * sheet.tflop_per_s["fp32"] * 1e6 * REACHED
         moved = self.card.share * sheet.gb_per_s * 1e3 * BANDWIDTH_REACHED
         return max(SHORTEST_KERNEL_US, flops / rate, bytes_ / moved)

@@ -16,7 +16,7 @@ from helpers import processes_of
 from planted import QUICK, TOOLS, no_tools_in, sampled
 
 from labkit.api import launch
-from labkit.process import folders, handle
+from labkit.process import folders, launcher
 
 pytestmark = [
     pytest.mark.slow,
@@ -93,7 +93,7 @@ def test_without_its_interpreter_a_run_says_so(monkeypatch):
         with pytest.raises(OSError, match="No run could be started.*Remedy: this kernel's Python"):
             launch(QUICK)
     assert set(folders.home().glob("runs/*")) <= before  # not even an empty folder
-    monkeypatch.setattr(handle, "bench_command", lambda *_: ["/gone/bin/python"])
+    monkeypatch.setattr(launcher, "bench_command", lambda *_: ["/gone/bin/python"])
     run = launch(QUICK).wait()
     assert run.outcome == "failed"
     assert re.search("could not start Python: .*Remedy: this kernel's Python", run.error)

@@ -1,10 +1,7 @@
 """What labkit writes: who may read it, what it replaces, how long it stays."""
 
-import calendar
 import errno
 import os
-import stat
-import time
 from unittest.mock import Mock
 
 import pytest
@@ -15,16 +12,12 @@ from labkit.__main__ import main
 from labkit.api import launch
 from labkit.instruments import lifetime
 from labkit.process import folders, leftovers
-from labkit.stamps import events, step_ring
+from labkit.stamps import events
 
 KEY = "hf_planted-for-this-test"
 
 
 posix_files = pytest.mark.skipif(not hasattr(os, "getuid"), reason="POSIX permissions and ids")
-
-
-def mode(path):
-    return stat.S_IMODE(os.lstat(path).st_mode)
 
 
 # -- folders ---------------------------------------------------------------------------------------
@@ -35,51 +28,6 @@ def own_home(tmp_path, monkeypatch):
     """A cache folder for one test."""
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
-
-
-@pytest.fixture
-def shared_tmp(tmp_path, monkeypatch):
-    """A folder that all users share; no cache folder can be written."""
-    shared = tmp_path / "tmp"
-    shared.mkdir()
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "file" / "home"))
-    monkeypatch.setattr(folders.tempfile, "tempdir", str(shared))
-    folders._writable.cache_clear()
-    yield shared
-    folders._writable.cache_clear()
-
-
-@posix_files
-@pytest.mark.parametrize("made", ["for all to write", "a link", "a file", "another user's"])
-def test_a_temporary_home_that_another_user_made_first_is_not_used(made, shared_tmp, monkeypatch):
-    theirs = shared_tmp / f"labkit-{os.getuid()}"
-    theirs.mkdir(0o700)
-    if made == "for all to write":
-        theirs.chmod(0o777)
-    elif made == "a link":
-        theirs.symlink_to(theirs.rename(shared_tmp / "theirs"))
-    elif made == "a file":
-        theirs.rmdir()
-        theirs.touch()
-    else:
-        monkeypatch.setattr(os, "getuid", Mock(return_value=os.getuid() + 1))
-    place = folders.home()
-    assert place.parent == shared_tmp and not place.samefile(theirs) and mode(place) == 0o700
-
-
-@posix_files
-def test_a_run_has_a_folder_that_only_its_user_reads_with_the_time_in_utc(own_home, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setenv("TZ", "FAR-14")
-        time.tzset()
-        folder = folders.new_run()
-    time.tzset()
-    named = calendar.timegm(time.strptime(folder.name[:15], "%Y%m%d-%H%M%S"))
-    assert abs(time.time() - named) < 3600
-    events.EventLog(folder).close()
-    step_ring.StepRing(folder)
-    assert mode(folder) == 0o700 and {mode(path) for path in folder.iterdir()} == {0o600}
 
 
 # -- how long a run stays --------------------------------------------------------------------------

@@ -116,7 +116,5 @@ def no_driver(monkeypatch):
 def test_nothing_starts_cuda_where_there_is_no_driver(no_driver):
     assert devices.find_device("auto").type == "cpu"
     assert set(devices.usable()) <= {"cpu", "mps"}
-    with pytest.raises(RuntimeError, match="device='cuda:0': it is not here"):
-        devices.find_device("cuda:0")
     facts, clock = device_in_use.machine_and_clock(Mock(), torch.device("cuda"))  # a FakeTensor's
     assert facts["device"] == "cpu" and clock is None

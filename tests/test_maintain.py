@@ -46,10 +46,6 @@ def test_runs_measure_and_stop_and_leave_nobody_without_the_names_that_windows_l
     check("--start", "spawn", "--without-posix", "stop", "runs", "measure", "kill")
 
 
-def test_processes_that_append_to_one_log_lose_no_line_even_where_appending_is_two_calls():
-    check("--without-posix", "append")
-
-
 @pytest.mark.nightly
 @pytest.mark.skipif(not IS_ROOT or not shutil.which("setpriv"), reason="takes another user's id")
 def test_a_user_id_without_a_name_or_a_home_measures_on_one_core():

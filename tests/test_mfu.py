@@ -66,8 +66,6 @@ def test_a_busy_device_with_a_low_mfu_is_a_finding_with_its_reasons(tmp_path):
     assert good.diagnose().findings[0].cause == "the_device_is_the_limit"
     (starved, *rest) = with_work("workers-0", tmp_path, mfu=0.01).diagnose().findings
     assert starved.name == "input" and "low_MFU" not in {each.cause for each in rest}
-    memory = with_work("precision-fp32", tmp_path, mfu=0.06, bytes=10**7, cache_bytes=2**19)
-    assert "memory-bound, at most 0.1 FLOP for each byte" in memory.diagnose().evidence
 
 
 def test_what_is_unknown_is_none_and_where_it_stands_is_a_dash(tmp_path):

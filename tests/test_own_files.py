@@ -13,7 +13,7 @@ import pytest
 
 import labkit as lk
 from labkit import Pipeline
-from labkit.process import device_lock, family, folders, leftovers, run_mark
+from labkit.process import device_lock, family, folders, leftovers
 from labkit.results.saving import FileKept, replacing
 from labkit.stamps.folder_rights import NotOurs
 
@@ -72,7 +72,7 @@ def test_all_that_is_made_is_its_users_alone_also_with_an_open_umask(tmp_path, m
         os.umask(before)
     for path in (tmp_path / "deep").rglob("*"):
         assert mode(path) == (0o700 if path.is_dir() else 0o600), path
-    assert run_mark.is_run(run)
+    assert leftovers.is_run(run)
 
 
 # -- what is planted in a home ---------------------------------------------------------------------
@@ -134,7 +134,7 @@ ENTRIES = {
     "runs": partial(in_part, "runs"),
     "a plan": partial(in_a_run, leftovers.PLAN_NAME),
     "a log": partial(in_a_run, "events.jsonl"),
-    "a run's mark": partial(in_a_run, run_mark.MARK_NAME),
+    "a run's mark": partial(in_a_run, leftovers.MARK_NAME),
     "the list of what was written": ledger,
 }
 
@@ -200,7 +200,7 @@ def test_pids_in_a_log_harm_no_process_and_no_shared_memory_but_the_runs(home):
 # -- what is deleted, and what is replaced ---------------------------------------------------------
 
 NO_RUNS = {
-    "without the mark": lambda run: (run / run_mark.MARK_NAME).unlink(),
+    "without the mark": lambda run: (run / leftovers.MARK_NAME).unlink(),
     "a copy": lambda run: run.rename(run.with_name("20200101-000000-abcdef")),
     "renamed": lambda run: run.rename(run.with_name("my best run")),
     "a link": lambda run: run.symlink_to(run.rename(run.with_name("kept"))),
@@ -215,7 +215,7 @@ def test_a_folder_without_labkits_own_mark_is_never_deleted(what, home, monkeypa
     NO_RUNS[what](run)
     monkeypatch.setattr(folders, "KEPT_RUNS", 0)
     for place in (home / "runs").iterdir():
-        run_mark.delete_run(place)
+        leftovers.delete_run(place)
     folders.new_run()
     assert [path.read_text() for path in (home / "runs").rglob("notes.txt")] == ["mine"]
 

@@ -12,6 +12,7 @@ import labkit as lk
 from labkit import Pipeline, Run
 from labkit.process import device_lock
 from labkit.results.failures import REMEDIES
+from labkit.results.run_data import RunData
 from labkit.spec import KNOBS
 from labkit.stamps.record import events_of
 from labkit.view.controls import Control
@@ -37,8 +38,8 @@ def played():
         process = Mock(alive=lambda: bool(left), stop=stop)
         tail = Mock(read=lambda: [left.pop(0)] if left else [])
         run = Run(path, process=process)
-        run._reader.recorded = True
-        run._reader._tails = {None: tail}
+        run._tails = {None: tail}
+        run.KIND = lambda *log, **how: RunData(*log, **how | {"recorded": True})
         return run
 
     shown.launch = launch
@@ -125,7 +126,7 @@ def test_a_moved_slider_says_what_to_expect_and_a_run_how_right_that_was():
     came = run_recorded(shown, "workers-6")
     said = f"Predicted {found.throughput:,.0f}, came {came.throughput:,.0f} samples/s"
     assert said in shown.bars.value
-    assert "(num_workers 0 → 6): CPU busy 14% → 74%. 4.95x faster" in shown.verdict.value
+    assert "(num_workers 0 → 6): busy 14% → 74%. 4.95x faster" in shown.verdict.value
     assert shown.run_of(num_workers=0) is shown.runs[0] and not shown.run_button.disabled
     shown.controls["batch_size"].value = 256
     assert "No prediction: the effect of batch_size was not measured" in shown.bars.value
@@ -169,7 +170,9 @@ def test_ten_presses_of_run_start_one_run_stop_ends_it_and_the_kernel_stays_free
         workers = shown.controls["num_workers"].widget
         await asyncio.to_thread(setattr, workers, "value", 3)
         await press_ten_times()
-        await until(lambda: shown.view.drawn_steps >= 3)  # and not only when the run has ended
+        await until(
+            lambda: shown.view.frame.get("steps", 0) >= 3
+        )  # and not only when the run has ended
         await press_ten_times()
         assert shown.running and "Running" in shown.verdict.value  # and not of the run before
         assert shown.task.get_loop() is asyncio.get_running_loop()
@@ -177,7 +180,7 @@ def test_ten_presses_of_run_start_one_run_stop_ends_it_and_the_kernel_stays_free
         await ended(shown)
         assert [run.outcome for run in shown.runs] == ["stopped"]
         assert "Running" not in shown.verdict.value and not shown.view.running
-        assert shown.view.drawn_steps == shown.run.steps and "RECORDED" in shown.view.badge
+        assert shown.view.frame["steps"] == shown.run.steps and "RECORDED" in shown.view.badge
 
     asyncio.run(scenario(), debug=True)  # in which a loop refuses what is not thread-safe
 
@@ -189,7 +192,7 @@ def test_no_run_is_left_behind_when_drawing_breaks_or_the_panel_is_closed(monkey
         closed = played()
         for shown in (broken, closed):
             shown.start()
-        await until(lambda: closed.view.drawn_steps > 0)
+        await until(lambda: closed.view.frame)
         closed.close()
         for shown in (broken, closed):
             await asyncio.wait_for(shown.task, 120)

@@ -84,7 +84,7 @@ def test_a_record_has_its_times_says_that_it_is_one_and_a_hostile_one_is_refused
     assert found == ranks.diagnose() and json.loads(json.dumps(found.to_dict()))["rank"] == 1
     whole = ranks.path.read_text()
     ranks.path.write_text(re.sub(r', "comm": \[\d+, \d+\]', "", whole))  # no step with an exchange
-    assert lk.load(ranks.path).times.communication == pytest.approx([0, 0])
+    assert lk.load(ranks.path).times.transfer == pytest.approx([0, 0])
     ranks.path.write_text(re.sub(r'"comm": \[\d+, ', '"comm": ["x", ', whole))
     with pytest.raises(lk.RecordError, match="not an event"):
         lk.load(ranks.path)
@@ -169,8 +169,8 @@ def test_two_ranks_learn_what_one_process_does_end_together_and_load_again(tmp_p
     both = min(one.steps, ranks.steps)
     assert ranks.loss[:both] == pytest.approx(one.loss[:both], rel=1e-3, abs=1e-4)
     times = ranks.times
-    assert (times.communication > 0).all()
-    assert (times.wait + times.compute + times.communication <= 1.001).all()
+    assert (times.others + times.transfer > 0).all()
+    assert (times.wait + times.compute + times.others + times.transfer <= 1.001).all()
     with pytest.raises(ValueError, match="batch_size"):
         ranks.efficiency(one)  # of another pipeline
 

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -12,8 +11,6 @@ from played_gpu import CPU, host_steps, lines_of, written
 import labkit as lk
 from labkit import Run
 from labkit.api import launch
-from labkit.stamps import events, step_ring
-from labkit.stamps.record import Tail
 
 VERSION_1 = json.loads(Path(__file__).with_name("records_version_1.json").read_text())
 
@@ -69,29 +66,6 @@ def test_workers_change_no_sample_and_what_a_cpu_cannot_do_is_said(tiny):
     if run.machine.kind == "cpu":
         assert run.not_applied.keys() >= knobs.keys()
         assert launch(pipeline).wait().loss == run.loss  # of the same seed
-
-
-def test_a_step_that_is_finished_while_it_is_read_is_left_for_the_next_look(tmp_path, monkeypatch):
-    """Read from front to back, it came with the loss that its slot held before."""
-    ring = step_ring.StepRing(tmp_path)
-    step = step_ring.FinishedStep(0, (1, 2, 3, 4), 16, 2.5)
-    drain = step_ring.Drain(tmp_path, events.EventLog(tmp_path))
-    slot = step_ring.SLOT
-    ring.words[4] = 1  # the first step is being written
-
-    def unpack_from(data, at):
-        body = slot.unpack_from(data, at)
-        ring.add(step)  # by the other process, before the last word is read
-        return *body[:-1], slot.unpack_from(data, at)[-1]
-
-    with monkeypatch.context() as interrupted:
-        interrupting = SimpleNamespace(size=slot.size, unpack_from=unpack_from)
-        interrupted.setattr(step_ring, "SLOT", interrupting)
-        drain.drain()
-    ring.add(step)
-    drain.drain()
-    (read,) = Tail(tmp_path / "events.jsonl").read()
-    assert (read["i"], read["n"], read["loss"]) == (0, 16, 2.5)
 
 
 # -- logs and records ----------------------------------------------------------------------------

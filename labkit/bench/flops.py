@@ -21,8 +21,7 @@ from labkit.bench.data import IMAGE_CLASSES
 from labkit.bench.formats import DTYPES
 from labkit.bench.models import MODELS
 from labkit.instruments import machine
-from labkit.instruments.kept_files import keep
-from labkit.instruments.optional import write_or_why
+from labkit.instruments.record_head import write_or_why
 from labkit.process import folders
 from labkit.spec import Job
 from labkit.stamps.events import EventLog
@@ -65,7 +64,7 @@ def _counted(job: Job) -> dict[str, int]:
     model = (job.model, job.width, job.depth, job.image_px, torch.__version__)
     place = folders.part("work") / f"{hashlib.sha1(repr(model).encode()).hexdigest()}.json"
     if not text_of(place):
-        keep(place, json.dumps(count(job)))
+        peaks.keep(place, json.dumps(count(job)))
     return json.loads(text_of(place))
 
 

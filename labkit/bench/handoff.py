@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from labkit.bench.loop import Trainer
 from labkit.instruments.loader_workers import worker_dies_with_bench
-from labkit.instruments.optional import write_or_why
+from labkit.instruments.record_head import write_or_why
 from labkit.stamps.events import EventLog, now_ns
 
 COST_S = 0.4  # about what it takes with the worker's start

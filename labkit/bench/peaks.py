@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from datetime import date
 from functools import partial
@@ -19,8 +20,8 @@ import torch
 from labkit import quotas
 from labkit.bench import formats
 from labkit.instruments import host, machine
-from labkit.instruments.kept_files import keep
 from labkit.process import folders
+from labkit.stamps.events import private
 from labkit.stamps.folder_rights import text_of
 
 if TYPE_CHECKING:
@@ -40,18 +41,15 @@ LONG_ENOUGH = 0.01  # seconds of a product: a larger one would reach no more
 def measured(bench: Bench, of: str, *, again: bool = False) -> dict[str, object]:
     """Return the rate of memory ("bandwidth", byte/s) or of products in a format (FLOP/s).
 
-    With the day, and whether times `varied` as they do where others use the machine. Today's rate
-    is returned as it was kept, unless `again`.
+    With the day. Today's rate is returned as it was kept, unless `again`.
     """
-    from labkit.bench.stopwatch import noisy  # which a run, that only reads what is kept, needs not
-
     today = date.today().isoformat()
     known = _peaks(bench.device)
     if again or known.get(of, {}).get("day") != today:
         rate = memory_rate(bench) if of == "bandwidth" else product_rate(bench, of)
-        known[of] = {"per_s": rate, "day": today, "varied": noisy(bench.rows[-1]["seconds"])}
+        known[of] = {"per_s": rate, "day": today}
         keep(_file_of(bench.device), json.dumps(known))
-    return {**known[of], "threads": torch.get_num_threads()}
+    return known[of]
 
 
 def memory_rate(bench: Bench) -> float:
@@ -59,7 +57,8 @@ def memory_rate(bench: Bench) -> float:
 
     A copy would read its target too before a CPU overwrites it, which nobody counts.
     """
-    free = free_bytes(bench.device)
+    on_card = bench.device.type == "cuda"
+    free = torch.cuda.mem_get_info(bench.device)[0] if on_card else quotas.free_ram_bytes()
     beyond_cache = TIMES_CACHE * machine.cache_bytes(bench.device)
     size = int(min(max(LEAST_BYTES, beyond_cache), SHARE_OF_FREE * free))
     if size < beyond_cache:
@@ -90,13 +89,6 @@ def fastest(bench: Bench, work: Callable[[], object], amount: float) -> float:
     return amount / min(bench.rows[-1]["seconds"])
 
 
-def free_bytes(device: torch.device) -> int:
-    """Return the memory that is free on the device; of a CPU or an Apple GPU, in RAM."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return quotas.free_ram_bytes()
-
-
 # -- what was measured, in a file for each device, number of threads and version of torch ----------
 
 
@@ -118,3 +110,11 @@ def _file_of(device: torch.device) -> Path:
     else:
         name = f"{host.cpu_name()} {device.type} {torch.get_num_threads()} threads"
     return folders.part("peaks") / f"{name} torch {torch.__version__}.json".replace("/", " ")
+
+
+def keep(path: Path, text: str) -> None:
+    """Write `text` at once: another run on another card may be writing the same."""
+    part = path.with_suffix(f".{os.getpid()}")
+    with open(part, "w", opener=private) as file:
+        file.write(text)
+    part.replace(path)

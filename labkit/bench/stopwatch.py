@@ -19,7 +19,6 @@ import torch
 from labkit.bench.grid import NOISY
 from labkit.bench.quick_runs import quick_run
 from labkit.instruments import devices
-from labkit.instruments.compiling import compile_lacks
 
 MIN_SECONDS = 0.1  # of timing for a row
 QUICK_PART = 10  # with LABKIT_QUICK=1 a row takes one part in 10, whatever its noise
@@ -86,7 +85,7 @@ class Bench:
 
     def needs_compiler(self) -> None:
         """End this row where `torch.compile`, or Triton, lacks what it needs, and say what."""
-        if lacking := compile_lacks(self.device):
+        if lacking := devices.compile_lacks(self.device):
             self.skip(lacking)
 
     def synchronize(self) -> None:

@@ -22,7 +22,7 @@ from labkit.bench import formats, handoff
 from labkit.bench.data import Batch
 from labkit.bench.loop import Trainer
 from labkit.instruments import devices
-from labkit.instruments.optional import write_or_why
+from labkit.instruments.record_head import write_or_why
 from labkit.spec import Job
 from labkit.stamps.events import XRAY_NAME, EventLog
 

@@ -1,6 +1,6 @@
 """A cause: a function that looks at the evidence, with the page that explains what it finds.
 
-It takes the `Evidence` (as `Asked` gives it) and returns a `Finding`, however little it costs, or
+It takes the `Evidence` and returns a `Finding`, however little it costs, or
 None; where it asks for what was not measured it is not judged. Its docstring has the condition, and
 the thresholds in it by their names in `thresholds.py`. The functions stand in
 `labkit/diagnosis/causes`, in the order in which they are asked.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from labkit.diagnosis.evidence import Evidence, NotMeasured, asked, asking
+from labkit.diagnosis.evidence import Evidence, NotMeasured, asked
 from labkit.diagnosis.findings import Finding, explains
 
 Rule = Callable[[Evidence], Finding | None]
@@ -61,7 +61,7 @@ def not_judged(evidence: Evidence) -> dict[str, list[str]]:
     missing: dict[str, list[str]] = {}
     for each in CAUSES:
         try:
-            each.rule(asking(evidence))
+            each.rule(evidence)
         except NotMeasured as lacking:
             if could_have.get(str(lacking)):
                 missing.setdefault(str(lacking), []).extend(each.names)

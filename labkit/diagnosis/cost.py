@@ -9,8 +9,10 @@ import math
 import re
 from dataclasses import dataclass
 
+import numpy as np
+
 from labkit.results.hardware import Machine
-from labkit.results.readings import readings
+from labkit.results.readings import readings_of
 from labkit.results.result import Result, Table
 from labkit.results.run_data import RunData
 
@@ -23,14 +25,14 @@ USD_PER_CORE_HOUR = 0.0816 / 2
 # Review 2025). Grids range from about 0.05 to 0.7
 KG_CO2_PER_KWH = 0.473
 SAMPLES_PER_EPOCH = 1_281_167  # the training images of ImageNet-1k (ILSVRC 2012)
-ROWS = (  # of the table: what it is called, the attribute, its unit
-    ("time", "hours_per_epoch", "h"),
-    ("rent", "usd_per_epoch", "USD"),
-    ("  of it for an idle device", "idle_usd_per_epoch", "USD"),
-    ("energy", "kwh_per_epoch", "kWh"),
-    ("carbon", "kg_co2_per_epoch", "kg CO2e"),
-    ("energy of a sample", "joules_per_sample", "J"),
-)
+ROWS = {  # of the table: what it is called, by the attribute, with its unit
+    "hours_per_epoch": "time, h",
+    "usd_per_epoch": "rent, USD",
+    "idle_usd_per_epoch": "  of it for an idle device, USD",
+    "kwh_per_epoch": "energy, kWh",
+    "kg_co2_per_epoch": "carbon, kg CO2e",
+    "joules_per_sample": "energy of a sample, J",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,32 +40,29 @@ class Cost(Result):
     """The cost of a run. Numbers that need something which was not measured or given are None."""
 
     title: str  # what was trained on, and where
-    watts: float | None  # mean power while training, from the energy counter
-    usd_per_hour: float | None
-    kg_co2_per_kwh: float
-    joules_per_sample: float | None
-    hours_per_epoch: float
-    kwh_per_epoch: float | None
-    usd_per_epoch: float | None  # rent
-    kg_co2_per_epoch: float | None
-    idle_usd_per_epoch: float | None  # rent paid for an idle device
     before: Cost | None  # of the run that this one is compared with
+    kg_co2_per_kwh: float
+    hours_per_epoch: float
+    watts: float | None  # mean power while training, from the energy counter
+    joules_per_sample: float | None
+    kwh_per_epoch: float | None
+    kg_co2_per_epoch: float | None
+    usd_per_hour: float | None
+    usd_per_epoch: float | None  # rent
+    idle_usd_per_epoch: float | None  # rent paid for an idle device
 
     def table(self) -> Table:
         """Return the costs of an epoch and a sample, beside those of the run before."""
-        rows = []
-        for label, name, unit in ROWS:
-            now = getattr(self, name)
-            old = getattr(self.before, name, None)
-            ratio = f"{now / old:.3g}x" if old and now else None
-            cells = (_text(old, unit), _text(now, unit), ratio)
-            rows.append((label, *(cells if self.before else cells[1:2])))
-        rent = _text(self.usd_per_hour, "USD/h") or "unknown: give usd_per_hour"
-        foot = f"rent {rent}; grid {self.kg_co2_per_kwh:g} kg CO2e/kWh"
+        shown = {"before": self.before, "now": self} if self.before else {"now": self}
+        rows = [
+            (label, *(_number(getattr(each, name)) for each in shown.values()))
+            for name, label in ROWS.items()
+        ]
+        rent = _number(self.usd_per_hour) or "unknown: give usd_per_hour"
+        foot = f"rent, USD/h: {rent}; grid {self.kg_co2_per_kwh:g} kg CO2e/kWh"
         if self.watts is None:
             foot += "; energy was not measured: no readable counter, so no joules and no carbon"
-        head = ("", "before", "now", "ratio") if self.before else ("", "now")
-        return Table(rows, head, self.title, [foot])
+        return Table(rows, ("", *shown), self.title, [foot])
 
 
 def cost(
@@ -95,34 +94,28 @@ def cost(
     hours = samples_per_epoch / run.throughput / 3600
     kwh = watts and watts * hours / 1e3
     usd = rent and rent * hours
-    idle = None if run.utilization is None else 1 - run.utilization
     recorded = ", RECORDED" if run.recorded else ""
     return Cost(
         title=f"An epoch of {samples_per_epoch:,} {run.unit}{recorded} on {run.machine.name}",
-        watts=watts,
-        usd_per_hour=rent,
-        kg_co2_per_kwh=kg_co2_per_kwh,
-        joules_per_sample=watts and watts / run.throughput,
-        hours_per_epoch=hours,
-        kwh_per_epoch=kwh,
-        usd_per_epoch=usd,
-        kg_co2_per_epoch=kwh and kwh * kg_co2_per_kwh,
-        idle_usd_per_epoch=None if usd is None or idle is None else usd * idle,
         before=before and cost(before, **given),
+        kg_co2_per_kwh=kg_co2_per_kwh,
+        hours_per_epoch=hours,
+        watts=watts,
+        joules_per_sample=watts and watts / run.throughput,
+        kwh_per_epoch=kwh,
+        kg_co2_per_epoch=kwh and kwh * kg_co2_per_kwh,
+        usd_per_hour=rent,
+        usd_per_epoch=usd,
+        idle_usd_per_epoch=usd and run.utilization and usd * (1 - run.utilization),
     )
 
 
 def mean_watts(run: RunData) -> float | None:
     """Return mean power after the warm-up, by the card's energy counter; None: hardly read."""
-    counts = [
-        (sample["t_ns"] / 1e9, sample["energy_j"])
-        for _, sample in readings(run, run.warm_s)
-        if sample.get("energy_j") is not None
-    ]
-    if len(counts) < 2:
-        return None
-    (began, first_j), (ended, last_j) = counts[0], counts[-1]
-    return (last_j - first_j) / (ended - began) if ended > began and last_j > first_j else None
+    moments, joules = readings_of(run, "energy_j", run.warm_s)
+    known = np.isfinite(joules)
+    seconds = float(np.ptp(moments[known])) if known.any() else 0.0
+    return float(np.ptp(joules[known])) / seconds or None if seconds else None
 
 
 def usual_rent(machine: Machine) -> float | None:
@@ -133,8 +126,6 @@ def usual_rent(machine: Machine) -> float | None:
     return found and USD_PER_HOUR[found[1]]
 
 
-def _text(value: float | None, unit: str) -> str | None:
-    if value is None:
-        return None
-    digits = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
-    return f"{value:,.{min(digits, 9)}f} {unit}"
+def _number(value: float | None) -> str | None:
+    """Return a number in three digits or more, not as a power of ten."""
+    return None if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -14,6 +14,7 @@ from labkit.diagnosis.findings import (
     remedy,
 )
 from labkit.results.run_data import RunData
+from labkit.results.watched_pipeline import BODY_NOTE
 from labkit.spec import GRAPH_MODES
 from labkit.text import counted, listed
 
@@ -49,24 +50,21 @@ MAKERS_PROFILER = Remedy(
 @remedy
 def look_inside(evidence: Evidence) -> Remedy:
     """Whatever has not looked yet."""
-    if evidence.known("xray") is not None:
+    if evidence.known("xray"):
         return MAKERS_PROFILER
     return XRAY if evidence.of_bench else PROFILE
 
 
-def doubt(cause: str, *measured: Measured, remedy: Remedy) -> Finding:
+def unsure(cause: str, remedy: Remedy, *measured: Measured) -> Finding:
     """Return a finding that says why there is no verdict."""
     return Finding("unsure", cause, measured=measured, remedies=(remedy,))
 
 
-def too_short(steps: int) -> Finding | None:
+def too_short(steps: int) -> Finding:
     """Too few steps were measured."""
-    missing = limits.MIN_STEPS - steps
-    if missing <= 0:
-        return None
-    more = f"Run {counted(missing, 'more step')}."
+    more = counted(limits.MIN_STEPS - steps, "more step")
     seen = f"steps were measured after the warm-up; a verdict needs {limits.MIN_STEPS}"
-    return doubt("too_short", Measured(seen, steps, "count"), remedy=Remedy("run_on", more))
+    return unsure("too_short", Remedy("run_on", f"Run {more}."), Measured(seen, steps, "count"))
 
 
 def too_close(confidence: float, names: list[str]) -> Finding:
@@ -75,91 +73,71 @@ def too_close(confidence: float, names: list[str]) -> Finding:
         f"of the resampled runs give the same verdict (threshold {limits.MIN_CONFIDENCE:.0%}); "
         f"the candidates are {' and '.join(names[:2])}"
     )
-    return doubt("too_close_to_call", Measured(seen, confidence), remedy=RUN_LONGER)
+    return unsure("too_close_to_call", RUN_LONGER, Measured(seen, confidence))
 
 
 def against(first: Finding, evidence: Evidence) -> Finding | None:
     """Return why the first finding is no verdict; None where it is one."""
-    return (
-        gpu_shared(evidence)
-        or cores_shared(first, evidence)
-        or contradiction(evidence)
-        or (of_a_busy_device(evidence) if first.name == "compute" else None)
-    )
+    shared = evidence.card.known("others_share") or 0.0
+    if shared > limits.FOREIGN_LOAD:
+        seen = "of the time kernels of other processes ran on the same GPU"
+        return unsure(NEIGHBOUR, STOP_OTHERS, Measured(seen, shared, by="NVML"))
+    taken = taken_by_others(first, evidence)
+    if taken > limits.FOREIGN_LOAD:
+        seen = "of the time in which this program had work, others had its cores"
+        by = f"psutil; threshold {limits.FOREIGN_LOAD:.0%}"
+        return unsure(NEIGHBOUR, STOP_OTHERS, Measured(seen, taken, by=by))
+    kernels = None if evidence.known("trace") else evidence.known("kernels")
+    if kernels is not None and evidence.compute_us:
+        ratio = kernels.kernel_us / evidence.compute_us
+        graphs = kernels.cuda_graphs or evidence.knobs.get("compile") in GRAPH_MODES
+        least = limits.GRAPH_KERNELS if graphs else 0.0
+        if ratio == 0 or ratio < least or ratio > limits.DISAGREE_OVER:
+            return unsure(
+                "instruments_disagree",
+                MAKERS_PROFILER,
+                Measured("of kernels in a step, by the x-ray", kernels.kernel_us / 1e3, "ms"),
+                Measured("of a busy device, by its events", evidence.compute_us / 1e3, "ms"),
+            )
+    return unseen(evidence) if first.name == "compute" else None
 
 
-def gpu_shared(evidence: Evidence) -> Finding | None:
-    """Other processes worked on the same GPU."""
-    limit = limits.FOREIGN_LOAD
-    share = evidence.card.others_share
-    if share is None or share <= limit:
-        return None
-    seen = "of the time kernels of other processes ran on the same GPU"
-    ran = Measured(seen, share, by=f"NVML; threshold {limit:.0%}")
-    return doubt(NEIGHBOUR, ran, remedy=STOP_OTHERS)
-
-
-def cores_shared(first: Finding, evidence: Evidence) -> Finding | None:
-    """Other programs had the cores that this one's threads waited for.
+def taken_by_others(first: Finding, evidence: Evidence) -> float:
+    """Return the share of time in which others had the cores, where that speaks against a finding.
 
     What makes all of a program slower in proportion leaves its lines and their shares as they are.
     But it starves loader workers, which is then no fault of theirs; and a device that others use is
     not the limit, nor are its launches of a watched loop's making.
     """
-    use = evidence.use
-    taken = evidence.stolen_by_others
-    slowed = evidence.kind == "cpu" and first.cause in CONCLUDED
-    if evidence.loop is not None:
-        taken = use.taken or 0.0 if use.is_shared else 0.0
-        slowed = slowed or first.name == "launch" or first.cause == "cold_start"
-    starved = first.cause in OF_SLOW_WORKERS and evidence.has_workers
-    starved = starved and first.lost_share <= taken
-    if taken <= limits.FOREIGN_LOAD or not (slowed or starved):
-        return None
-    seen = "of the time in which this program had work, others had its cores"
-    measured = [Measured(seen, taken, by=f"threshold {limits.FOREIGN_LOAD:.0%}")]
-    if use.others is not None:
-        of_cores = f"of {use.cores} were used by other programs"
-        measured.append(Measured(of_cores, use.others, "cores", "psutil"))
-    return doubt(NEIGHBOUR, *measured, remedy=STOP_OTHERS)
+    use, taken = evidence.use, evidence.stolen_by_others
+    doubted = evidence.kind == "cpu" and first.cause in CONCLUDED
+    if evidence.known("loop"):
+        taken = (use.taken or 0.0) if use.is_shared else 0.0
+        doubted = doubted or first.name == "launch" or first.cause == "cold_start"
+    starved = evidence.has_workers and first.cause in OF_SLOW_WORKERS and first.lost_share <= taken
+    return taken if doubted or starved else 0.0
 
 
-def contradiction(evidence: Evidence) -> Finding | None:
-    """The x-ray's kernels and the run's own events cannot both be right (a GPU)."""
-    kernels = evidence.kernels
-    if evidence.trace or kernels is None or not evidence.compute_us:
-        return None
-    ratio = kernels.kernel_us / evidence.compute_us
-    graphs = kernels.cuda_graphs or evidence.knobs.get("compile") in GRAPH_MODES
-    missing = ratio == 0 or (graphs and ratio < limits.GRAPH_KERNELS)
-    if not missing and ratio <= limits.DISAGREE_OVER:
-        return None
-    return doubt(
-        "instruments_disagree",
-        Measured("of kernels in a step, by the x-ray", kernels.kernel_us / 1e3, "ms"),
-        Measured("of a busy device, by the run's own events", evidence.compute_us / 1e3, "ms"),
-        remedy=MAKERS_PROFILER,
-    )
-
-
-def of_a_busy_device(evidence: Evidence) -> Finding | None:
+def unseen(evidence: Evidence) -> Finding | None:
     """The device seems to be the limit, and nothing saw whether it works."""
+    share = evidence.compute_share
     if evidence.launches_only:
         seen = "of the time the host is in the loop's body; what the device did was not timed here"
-        return doubt("device_not_timed", Measured(seen, evidence.compute_share), remedy=HEADROOM)
+        return unsure("device_not_timed", HEADROOM, Measured(seen, share))
     if evidence.gaps_may_hide:
         seen = (
             "of the time, at most, the device is busy: a step counts from its first kernel to its "
             "last, and whether gaps between them are waits for the host was not seen"
         )
-        told = (Measured(witness.said) for witness in evidence.card.witnesses)
-        busy = Measured(seen, evidence.compute_share)
-        return doubt("busy_is_an_upper_bound", busy, *told, remedy=look_inside)
-    if evidence.loop is None or evidence.body:
+        witness = evidence.card.known("witness")
+        told = (Measured(witness.said),) if witness else ()
+        return unsure("busy_is_an_upper_bound", look_inside, Measured(seen, share), *told)
+    loop = evidence.known("loop")
+    if loop is None or evidence.body:
         return None
-    missing = evidence.loop.lines.missing or "too few stacks were sampled"
+    missing = loop.lines.missing or "too few stacks were sampled"
     seen = f"of the time is the loop's body; whether that is training was not seen: {missing}"
-    return doubt("body_not_seen", Measured(seen, evidence.compute_share), remedy=PROFILE)
+    return unsure("body_not_seen", PROFILE, Measured(seen, share))
 
 
 # -- what limits a verdict -------------------------------------------------------------------------
@@ -171,19 +149,19 @@ def caveats(evidence: Evidence, run: RunData, seconds: float) -> dict[str, float
     Each, in words, comes with how much of the confidence it leaves, 0 to 1.
     """
     said = {}
-    if evidence.crowded_by > limits.DISTURBS:
-        taken = f"had the model's core for {evidence.stolen_by_others:.0%} of the time"
-        use = evidence.use
+    use, crowded = evidence.use, evidence.crowded_by
+    if crowded > limits.DISTURBS:
+        taken = f"had the model's core for {crowded:.0%} of the time"
         if use.others_share > limits.DISTURBS:
             named = f": {listed(run.beside)}" if run.beside else ""
             taken = f"used {use.others:.1f} of {use.cores} cores meanwhile{named}"
-        said[f"Other programs {taken}."] = max(1 - evidence.crowded_by, 0.0)
-    if evidence.kind == "gpu" and run.on_the_card:
-        share = evidence.card.others_share
+        said[f"Other programs {taken}."] = max(1 - crowded, 0.0)
+    if run.on_the_card:
+        share = evidence.card.known("others_share")
         named = f"Other programs were on the same GPU: {listed(run.on_the_card)}."
         said[named] = limits.UNSEEN if share is None else 1 - share
-    if evidence.spare_card:
-        said[f"The model is on the CPU, and does not use the {evidence.spare_card}."] = 1.0
+    if spare := evidence.known("spare_card"):
+        said[f"The model is on the CPU, and does not use the {spare}."] = 1.0
     if run.is_cut_short:
         said[f"The verdict is of the first {run.steps:,} steps: no more are recorded."] = 1.0
     if run.watched and seconds < limits.LONG_ENOUGH_S:
@@ -195,7 +173,9 @@ def caveats(evidence: Evidence, run: RunData, seconds: float) -> dict[str, float
 def not_seen(evidence: Evidence) -> list[str]:
     """Return notes on what no instrument saw of the device."""
     notes = []
-    if evidence.of_bench and evidence.xray is None and evidence.kernels is None:
+    if evidence.known("loop") and not evidence.body:
+        notes.append(BODY_NOTE)
+    if evidence.of_bench and not (evidence.known("xray") or evidence.known("kernels")):
         notes.append("No x-ray: what happens inside the compute was not seen (xray=True).")
     if evidence.gaps_may_hide:
         notes.append("On a GPU gaps between kernels count as busy: its share is an upper bound.")

@@ -2,23 +2,23 @@
 
 That is numbers, and for a cause's place in the code the sampled lines behind them (`lines`, and
 `loop` of a watched one). A share is a part of the wall time, 0 to 1, unless its comment says of
-what. A field that was not measured is None here, and raises `NotMeasured` where a cause asks for
-it (`Asked`): the cause is then not judged, and the verdict can say so.
+what. Asking for what was not measured raises `NotMeasured`: a cause that does so is not judged, and
+the verdict can say so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.hot_lines import MAKING, Line, Lines
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.wall_shares import WallShares
 from labkit.diagnosis.watched_loop import Loop
-from labkit.diagnosis.witnesses import Heat, Witness, deciding
+from labkit.diagnosis.witnesses import Heat, Witness
 from labkit.instruments.growth import Grown
 from labkit.knobs import Setting
 from labkit.results.core_use import CoreUse
@@ -26,42 +26,41 @@ from labkit.results.device_peaks import Peak
 from labkit.results.workers import Hang
 
 Found = TypeVar("Found")
-UNKNOWN: Any = None  # of a field that may not have been measured
 
 
 class NotMeasured(LookupError):
     """A cause asked for what was not measured; its text is the name of the field."""
 
 
-class Asked:
-    """Evidence as a cause asks for it: what was not measured raises `NotMeasured`.
-
-    `known(name)` gives None for that, where a cause can do without it.
-    """
-
-    def __init__(self, record: object):
-        self._record = record
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._record, name)
-        if value is None:
-            raise NotMeasured(name)
-        return Asked(value) if isinstance(value, Measures) else value
-
-    def known(self, name: str) -> Any:
-        """Return a field, None where it was not measured."""
-        return getattr(self._record, name)
-
-
 class Measures:
-    """Facts of a run, of which some may not have been measured."""
+    """Facts of a run, as attributes; one that was not measured raises `NotMeasured`."""
+
+    def __init__(self, **facts: Any):
+        """Take what was measured; None is not."""
+        vars(self).update({name: fact for name, fact in facts.items() if fact is not None})
+
+    if not TYPE_CHECKING:  # which knows the facts that there are
+
+        def __getattr__(self, name: str) -> Any:
+            raise NotMeasured(name)
 
     def known(self, name: str) -> Any:
-        """Return a field, None where it was not measured; `Asked` has the same."""
-        return getattr(self, name)
+        """Return a fact, None where it was not measured."""
+        return asked(lambda facts: getattr(facts, name), self)
+
+    def but(self, **changes: Any) -> Any:
+        """Return the same facts but for some."""
+        return type(self)(**{**vars(self), **changes})
 
 
-@dataclass(frozen=True)
+def asked(rule: Callable[[Any], Found | None], facts: Measures) -> Found | None:
+    """Return what a rule finds; None also where it asks for what was not measured."""
+    try:
+        return rule(facts)
+    except NotMeasured:
+        return None
+
+
 class Xray(Measures):
     """The compute of a few steps as the bench's own profiling saw it; times are for one step."""
 
@@ -72,79 +71,73 @@ class Xray(Measures):
     tiny_ops: float
     elementwise_us: float
     fusible_us: float  # of these, what one fused pass would save
-    bf16_speedup: float | Any = UNKNOWN  # of the same compute, measured
+    bf16_speedup: float  # of the same compute, measured
 
     def share(self, time_us: float) -> float:
         """Return a time as a share of the compute."""
         return min(1.0, time_us / max(self.window_us, 1e-9))
 
 
-@dataclass(frozen=True)
 class Kernels(Measures):
     """What a profiler saw run on a GPU. Shares are of kernel time."""
 
     kernel_us: float  # of the average step
     cuda_graphs: bool = False  # these hide kernels from some profilers
     tensor_core_share: float = 0.0
-    eligible_share: float | Any = UNKNOWN  # in operators that could use Tensor Cores
-    moving_share: float | Any = UNKNOWN  # in elementwise kernels, which only move data
+    eligible_share: float  # in operators that could use Tensor Cores
+    moving_share: float  # in elementwise kernels, which only move data
 
 
-@dataclass(frozen=True)
 class CardEvidence(Measures):
     """What a GPU's events and counters tell, and the processes on it."""
 
-    launches: float | Any = UNKNOWN  # share of time the threads that launch kernels had no core
-    others_share: float | Any = UNKNOWN  # other processes' kernels ran on it
-    heat: Heat | Any = UNKNOWN
-    witnesses: tuple[Witness, ...] = ()  # what can tell whether it works while it is busy
+    launches: float  # share of time the threads that launch kernels had no core
+    others_share: float  # other processes' kernels ran on it
+    heat: Heat
+    witness: Witness  # the surest of whether it works while it is busy
     certain_share: float = 0.0  # it certainly worked, whatever the host did
     ahead_share: float = 0.0  # it works on what had been issued in full
 
 
-@dataclass(frozen=True)
 class TraceFacts(Measures):
     """What a profiler's trace tells beside its times."""
 
-    has_workers: bool | Any = UNKNOWN  # whether its loader has workers
+    has_workers: bool  # whether its loader has workers
     outside_where: tuple[str, ...] = ()  # functions in which the host was busy outside of PyTorch
-    late_rank: int | Any = UNKNOWN  # of several, the one that the others wait for
+    late_rank: int  # of several, the one that the others wait for
     late_said: str = ""
 
 
-@dataclass(frozen=True)
 class Batch(Measures):
     """What is known of a watched loop's batches."""
 
-    dtype: str | Any = UNKNOWN  # of the largest array in the first one
+    dtype: str  # of the largest array in the first one
     on_gpu: bool = False  # whether the loader makes them on a GPU, as no worker could
-    bytes: float | Any = UNKNOWN  # of its large arrays, in an ordinary step
+    bytes: float  # of its large arrays, in an ordinary step
     sizes: int = 1  # different ones that were seen, as of texts padded to the longest of a batch
 
 
-@dataclass(frozen=True)
 class LoopGrowth(Measures):
     """What grew while a loop was watched."""
 
     variables: tuple[Grown, ...] = ()
     # GiB that its processes held, early and late, where this rose to the end
-    early_gib: float | Any = UNKNOWN
-    late_gib: float | Any = UNKNOWN
+    early_gib: float
+    late_gib: float
 
 
-@dataclass(frozen=True)
 class WorkerEvidence(Measures):
     """What the loader's workers did while the loop ran."""
 
     cpu_shares: tuple[float, ...]  # of each worker: CPU time over the time it prepares items
-    in_line_share: float | Any = UNKNOWN  # of that time: without a core, on average of the workers
-    idle_share: float | Any = UNKNOWN  # time in which the average worker had no batch to make
+    in_line_share: float  # of that time: without a core, on average of the workers
+    idle_share: float  # time in which the average worker had no batch to make
     library_threads: int = 0  # that compute in each beside its own; 0: none, or not counted
-    busiest_over_mean: float | Any = UNKNOWN  # time at work of the busiest worker over the mean
+    busiest_over_mean: float  # time at work of the busiest worker over the mean
     slowest: str = ""  # the slowest items that they prepared, in words
-    grew_gib: float | Any = UNKNOWN  # memory of their own since their first batch, all together
-    hang: Hang | Any = UNKNOWN  # of a worker that had work, and finished no item
-    item_wait_ms: float | Any = UNKNOWN
+    grew_gib: float  # memory of their own since their first batch, all together
+    hang: Hang  # of a worker that had work, and finished no item
+    item_wait_ms: float
 
     @property
     def workers(self) -> int:
@@ -159,7 +152,7 @@ class WorkerEvidence(Measures):
     @property
     def computing_share(self) -> float:
         """The part of its time in which a worker computes, or would if it had a core."""
-        return self.cpu_share + (self.in_line_share or 0.0)
+        return self.cpu_share + (self.known("in_line_share") or 0.0)
 
 
 @dataclass(frozen=True)
@@ -171,7 +164,6 @@ class Epochs:
     first: float = 0.0  # by which the first epoch waited longer than as many steps of later ones
 
 
-@dataclass(frozen=True)
 class Evidence(Measures):
     """One run, or one trace, in numbers."""
 
@@ -189,62 +181,64 @@ class Evidence(Measures):
     outside_share: float = 0.0  # the host is busy outside of PyTorch (a trace)
 
     stall_share: float = 0.0  # of the waiting: in the worst tenth of the steps
-    padding_share: float | Any = UNKNOWN  # of the tokens computed
-    wait_us: float | Any = UNKNOWN  # of the average step
-    compute_us: float | Any = UNKNOWN  # of the average step
+    padding_share: float  # of the tokens computed
+    wait_us: float  # of the average step
+    compute_us: float  # of the average step
     launches_only: bool = False  # a step's parts are the host's: the device's times are not known
 
     # The machine, and who else uses it
     use: CoreUse = CoreUse()
-    threads: int | Any = UNKNOWN  # that torch computes an operator with, on a CPU
-    stolen_by_workers: float | Any = UNKNOWN  # our workers had the core that the model needed
+    threads: int  # that torch computes an operator with, on a CPU
+    stolen_by_workers: float  # our workers had the core that the model needed
     stolen_by_others: float = 0.0  # other programs had it
     card: CardEvidence = CardEvidence()
 
     # How much of what the device could do the model's arithmetic needs
-    mfu: float | Any = UNKNOWN
-    peak: Peak | Any = UNKNOWN  # of the device
-    flop_per_byte: float | Any = UNKNOWN  # of a step whose bytes no cache holds
+    mfu: float
+    peak: Peak  # of the device
+    flop_per_byte: float  # of a step whose bytes no cache holds
 
     # What looked inside
-    xray: Xray | Any = UNKNOWN
-    kernels: Kernels | Any = UNKNOWN
-    workers: WorkerEvidence | Any = UNKNOWN
+    xray: Xray
+    kernels: Kernels
+    workers: WorkerEvidence
     epochs: Epochs = Epochs()
-    lines: Lines | Any = UNKNOWN
-    whole: WallShares | Any = UNKNOWN  # of a script's time, in its loops and outside of them
-    trace: TraceFacts | Any = UNKNOWN  # where a profiler's trace is all there is
+    lines: Lines
+    whole: WallShares  # of a script's time, in its loops and outside of them
+    trace: TraceFacts  # where a profiler's trace is all there is
 
     # A watched loop
-    loop: Loop | Any = UNKNOWN
+    loop: Loop
     host_wait_share: float = 0.0  # its host waits for a batch, whatever the device does
-    body: Mapping[str, float] = field(default_factory=dict)  # of its body: no training
+    body: Mapping[str, float] = {}  # of its body: no training
     growth: LoopGrowth = LoopGrowth()  # of what a watched loop keeps
     switches: tuple[str, ...] = ()  # process-wide ones that are on, as `SWITCHES` names them
-    weights_dtype: str | Any = UNKNOWN  # of most of what it trains, as "float32"
-    spare_card: str | Any = UNKNOWN  # the name of a GPU here that its model on the CPU leaves alone
+    weights_dtype: str  # of most of what it trains, as "float32"
+    spare_card: str  # the name of a GPU here that its model on the CPU leaves alone
     batch: Batch = Batch()
 
     # The settings, and what the simulation makes of them
-    knobs: Mapping[str, Setting] = field(default_factory=dict)
+    knobs: Mapping[str, Setting] = {}
     code: LoopCode = LoopCode()  # how a user's script writes its loop
     trains: bool = True  # rather than only infers
-    formats: tuple[str, ...] | Any = UNKNOWN  # of 16 bits, on Tensor Cores; None: card unknown
+    formats: tuple[str, ...]  # of 16 bits, on Tensor Cores; None: card unknown
     compiles: bool = True  # whether torch.compile can act on the device
-    advised: int | Any = UNKNOWN  # workers that a simulation recommends
-    deeper_queue: int | Any = UNKNOWN  # a prefetch_factor that helps against stalls
-    headroom: float | Any = UNKNOWN  # the gain of a perfect loader, by replay within a pass
+    advised: int  # workers that a simulation recommends
+    deeper_queue: int  # a prefetch_factor that helps against stalls
+    headroom: float  # the gain of a perfect loader, by replay within a pass
 
     @property
-    def num_workers(self) -> int | None:
-        """Of the loader; None where it has none to set."""
+    def num_workers(self) -> int:
+        """Of the loader; not known where it has none to set."""
         count = self.knobs.get("num_workers")
-        return None if count is None else int(count)
+        if count is None:
+            raise NotMeasured("num_workers")
+        return int(count)
 
     @property
     def worker_count(self) -> int:
         """The same, 0 where it has none to set."""
-        return self.num_workers or 0
+        return self.known("num_workers") or 0
 
     @property
     def has_workers(self) -> bool:
@@ -254,7 +248,7 @@ class Evidence(Measures):
     @property
     def of_bench(self) -> bool:
         """Whether it is of a pipeline of the bench, and of no loop or trace of somebody's own."""
-        return self.loop is None and self.knobs.get("xray") is not None
+        return self.known("loop") is None and self.knobs.get("xray") is not None
 
     @property
     def crowded_by(self) -> float:
@@ -264,16 +258,16 @@ class Evidence(Measures):
     @property
     def gaps_may_hide(self) -> bool:
         """Whether a GPU that looks busy may wait for launches, and nothing can tell."""
-        if self.kind != "gpu" or self.kernels is not None or self.launches_only:
+        if self.kind != "gpu" or self.known("kernels") or self.launches_only:
             return False
-        return deciding(self.card.witnesses) is None
+        witness = self.card.known("witness")
+        return witness is None or witness.works is None
 
     @property
     def gap_share(self) -> float:
         """Of the compute on a GPU: no kernel runs."""
-        if self.kernels is None or not self.compute_us:
-            return 0.0
-        return max(0.0, 1 - self.kernels.kernel_us / self.compute_us)
+        kernels, compute_us = self.known("kernels"), self.known("compute_us")
+        return max(0.0, 1 - kernels.kernel_us / compute_us) if kernels and compute_us else 0.0
 
     @property
     def stalls(self) -> bool:
@@ -283,20 +277,6 @@ class Evidence(Measures):
     @property
     def loading_lines(self) -> tuple[Line, ...]:
         """The costliest lines that make batches, where enough was sampled: workers' go first."""
-        if self.lines is None:
-            return ()
-        found = (self.lines.rows(self.lines.making(phase)) for phase in reversed(MAKING))
+        lines = self.known("lines")
+        found = [lines.rows(lines.making(phase)) for phase in reversed(MAKING)] if lines else []
         return next(filter(None, found), ())[:3]
-
-
-def asking(evidence: Evidence) -> Evidence:
-    """Return the evidence as a cause asks for it."""
-    return evidence if isinstance(evidence, Asked) else cast(Evidence, Asked(evidence))
-
-
-def asked(rule: Callable[[Evidence], Found | None], evidence: Evidence) -> Found | None:
-    """Return what a rule finds; None also where it asks for what was not measured."""
-    try:
-        return rule(asking(evidence))
-    except NotMeasured:
-        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from labkit.diagnosis.evidence import Evidence, asked
 from labkit.diagnosis.hot_lines import Line
@@ -259,6 +259,13 @@ class Finding:
             "lesson": self.link,
             "page": self.page,
         }
+
+
+def loss(
+    name: str, cause: str, share: float, seen: str, *remedies: Remedy, by: str, **more: Any
+) -> Finding:
+    """Return a finding with one number, what it costs: `by` measured it, and `seen` says what."""
+    return Finding(name, cause, share, (Measured(seen, share, by=by),), remedies, **more)
 
 
 def bound(lost_share: float) -> float | None:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 
 from labkit.diagnosis import cause, causes, doubts  # noqa: F401 - causes register themselves
 from labkit.diagnosis import thresholds as limits
+from labkit.diagnosis.causes.around import of_the_whole
 from labkit.diagnosis.causes.compute import nothing_lost
-from labkit.diagnosis.causes.script import of_the_whole
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import CONCLUDED, Finding, Measured, Remedy
-from labkit.diagnosis.hot_lines import lines_of
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.trace_evidence import of_trace, of_traces
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.results.run_data import RunData
-from labkit.results.watched_pipeline import BODY_NOTE
 from labkit.traces.public import PublicTrace
 from labkit.traces.read import Breakdown, RankTraces
 
@@ -27,27 +24,26 @@ from labkit.traces.read import Breakdown, RankTraces
 def of_run(run: RunData, ranks_cores: float = 0.0) -> Diagnosis:
     """Diagnose one run; other ranks of the same job used `ranks_cores` meanwhile."""
     source = run.mark or f"measured on {run.machine.name}"
-    unseen = (BODY_NOTE,) if run.watched and not lines_of(run).body else ()
     table = StepTable(run, ranks_cores)
-    short = doubts.too_short(table.steps)
-    if short:
-        return Diagnosis((worded(short),), 0.0, source, unseen, mark=run.mark)
+    if table.steps < limits.MIN_STEPS:
+        return Diagnosis((worded(doubts.too_short(table.steps)),), 0.0, source, mark=run.mark)
     evidence = table.evidence()
     findings = by_cost(evidence)
     most = most_confidence(findings[0], evidence)
-    doubt = doubts.against(findings[0], evidence)
-    if doubt is not None:
-        findings, confidence = (doubt, *findings), 0.0
-    else:
-        findings, confidence = resampled(
-            table.rows, lambda rows: by_cost(table.evidence(rows)), findings
-        )
+    doubt, confidence = doubts.against(findings[0], evidence), 0.0
+    if doubt is None:
+        agree = resampled(table)
+        confidence = agree[findings[0].name, findings[0].rank] / limits.RESAMPLES
+        if confidence < limits.MIN_CONFIDENCE:
+            names = list(dict.fromkeys(name for (name, _), _ in agree.most_common()))
+            doubt = doubts.too_close(confidence, names)
     caveats = doubts.caveats(evidence, run, table.seconds)
+    told = (doubt, *findings) if doubt else findings
     return Diagnosis(
-        helpful_first(tuple(worded(each, evidence, run) for each in findings)),
+        helpful_first([worded(each, evidence, run) for each in told]),
         min(confidence * min(caveats.values(), default=1.0), most),
         source,
-        (*unseen, *doubts.not_seen(evidence)),
+        tuple(doubts.not_seen(evidence)),
         tuple(caveats),
         cause.not_judged(evidence),
         of_pipeline=evidence.of_bench,
@@ -59,9 +55,8 @@ def of_traced(traced: Breakdown | RankTraces) -> Diagnosis:
     """Diagnose what was read from the trace of a rank, or from those of several."""
     evidence = of_trace(traced) if isinstance(traced, Breakdown) else of_traces(traced)
     findings = tuple(worded(each, evidence) for each in by_cost(evidence))
-    unseen = tuple(doubts.not_seen(evidence))
-    unjudged = cause.not_judged(evidence)
-    return Diagnosis(findings, lead(evidence), traced.source, unseen, not_judged=unjudged)
+    notes, unjudged = tuple(doubts.not_seen(evidence)), cause.not_judged(evidence)
+    return Diagnosis(findings, lead(evidence), traced.source, notes, not_judged=unjudged)
 
 
 def of_published(known: PublicTrace) -> Diagnosis:
@@ -70,9 +65,6 @@ def of_published(known: PublicTrace) -> Diagnosis:
     seen = (Measured(known.why.rstrip(".")),)
     found = Finding(known.bottleneck, "published", measured=seen, remedies=missing)
     return Diagnosis((worded(found),), 0.0, known.mark)
-
-
-# -- which loss comes first ------------------------------------------------------------------------
 
 
 def losses(evidence: Evidence) -> tuple[list[Finding], dict[str, float]]:
@@ -97,29 +89,20 @@ def by_cost(evidence: Evidence) -> tuple[Finding, ...]:
     return tuple(named or [nothing_lost(evidence, total)])
 
 
-def helpful_first(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+def helpful_first(findings: list[Finding]) -> tuple[Finding, ...]:
     """Put a loss that no remedy is expected to make smaller after one that a remedy does."""
-    first, *rest = findings
-    helped = [each for each in rest if each.remedies and each.lost_share]
-    if first.remedies or not first.lost_share or not helped:
-        return findings
-    return (helped[0], *(f for f in findings if f is not helped[0]))
+    losing = [each for each in findings if each.lost_share]
+    helped = [each for each in losing if each.remedies]
+    if losing[:1] == findings[:1] and helped and not findings[0].remedies:
+        findings = [helped[0], *(each for each in findings if each is not helped[0])]
+    return tuple(findings)
 
 
-# -- how sure that is ------------------------------------------------------------------------------
-
-
-def resampled(
-    rows: int, judge: Callable[[np.ndarray], tuple[Finding, ...]], found: tuple[Finding, ...]
-) -> tuple[tuple[Finding, ...], float]:
-    """Return the findings, after a doubt if too close to call, and the confidence in them."""
-    draws = np.random.default_rng(0).integers(0, rows, (limits.RESAMPLES, rows))
-    again = Counter((first.name, first.rank) for first in (judge(drawn)[0] for drawn in draws))
-    confidence = again[found[0].name, found[0].rank] / limits.RESAMPLES
-    if confidence >= limits.MIN_CONFIDENCE:
-        return found, confidence
-    names = list(dict.fromkeys(name for (name, _rank), _count in again.most_common()))
-    return (doubts.too_close(confidence, names), *found), confidence
+def resampled(table: StepTable) -> Counter[tuple[str, int | None]]:
+    """Return how often which bottleneck comes first where the steps are drawn anew."""
+    draws = np.random.default_rng(0).integers(0, table.rows, (limits.RESAMPLES, table.rows))
+    again = (by_cost(table.evidence(drawn))[0] for drawn in draws)
+    return Counter((first.name, first.rank) for first in again)
 
 
 def lead(evidence: Evidence) -> float:
@@ -134,6 +117,6 @@ def most_confidence(first: Finding, evidence: Evidence) -> float:
     """Return the most confidence in a verdict: a device is trusted where something saw it."""
     if evidence.launches_only:
         return limits.UNSEEN
-    if first.cause not in CONCLUDED or evidence.xray or evidence.kernels:
+    if first.cause not in CONCLUDED or evidence.known("xray") or evidence.known("kernels"):
         return 1.0
     return limits.LINES_SEEN if evidence.body else limits.UNSEEN

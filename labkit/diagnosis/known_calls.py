@@ -19,7 +19,7 @@ from labkit.results.templates import DATA
 
 FILE = DATA / "known_calls.csv"
 KNOWN_CALL = "known_call"  # the key of what a row says to do
-MOST = 0.3  # share of its process's time, from which a known call is the first thing to change
+MOST = 0.3  # part of what a finding costs, from which a known call is the first thing to change
 
 
 class KnownCall(NamedTuple):
@@ -71,7 +71,7 @@ def known_first(finding: Finding) -> Finding:
     if not finding.lines:
         return finding
     line = finding.lines[0]
-    row = known_call(line) if line.share >= MOST else None
+    row = known_call(line) if line.share >= MOST * finding.lost_share else None
     if row is None or any(each.key == KNOWN_CALL for each in finding.remedies):
         return finding
     return replace(finding, remedies=(remedy_of(line, row), *finding.remedies), expected=None)

@@ -52,28 +52,21 @@ def of_ranks(runs: Mapping[int, RunData], times: RankTimes | None) -> RanksVerdi
 
     Then comes what the rank to blame shows when it is judged alone.
     """
-    runs = dict(sorted(runs.items()))
-    cores = {rank: CoreUse.of(run).own or 0.0 for rank, run in runs.items()}
-    own = {rank: of_run(run, sum(cores.values()) - cores[rank]) for rank, run in runs.items()}
-    if len(own) == 1:
-        return RanksVerdict(min(own), own[min(own)], own)
-    if times is None or len(times) < limits.MIN_STEPS:
-        return _as_one(own, min(own), "The ranks have too few steps in common, or are not in step")
-    found = [each for each in (_one_is_late(times), _exchange(times)) if each]
+    cores = {rank: CoreUse.of(run).own or 0.0 for rank, run in sorted(runs.items())}
+    own = {rank: of_run(runs[rank], sum(cores.values()) - cores[rank]) for rank in cores}
+    found: list[Finding] = []
+    if times is not None and len(times) >= limits.MIN_STEPS and len(own) > 1:
+        found += filter(None, (_one_is_late(times), _exchange(times)))
     if not found:
-        loses_most = max(own, key=lambda rank: own[rank].findings[0].lost_share)
-        return _as_one(own, loses_most, f"No one of the {len(own)} ranks is late")
+        rank = max(own, key=lambda each: own[each].findings[0].lost_share)
+        note = f"No one of the {len(own)} ranks is seen to be late: this is of rank {rank} alone."
+        notes = (*own[rank].notes, note) if len(own) > 1 else own[rank].notes
+        return RanksVerdict(rank, replace(own[rank], notes=notes), own)
     found.sort(key=lambda each: -each.lost_share)
     blamed = next((each.rank for each in found if each.rank is not None), min(own))
-    told = [worded(replace(each, at_most=bound(each.lost_share))) for each in found]
-    told += [each for each in own[blamed].findings if each.lost_share]
-    return RanksVerdict(blamed, replace(own[blamed], findings=tuple(told)), own)
-
-
-def _as_one(own: Mapping[int, Diagnosis], rank: int, why: str) -> RanksVerdict:
-    """Return the verdict of one rank as that of all, and why."""
-    note = f"{why}: this is the verdict of rank {rank}."
-    return RanksVerdict(rank, replace(own[rank], notes=(*own[rank].notes, note)), own)
+    alone = (each for each in own[blamed].findings if each.lost_share)
+    told = (*map(worded, found), *alone)
+    return RanksVerdict(blamed, replace(own[blamed], findings=told), own)
 
 
 def _one_is_late(times: RankTimes) -> Finding | None:
@@ -82,26 +75,29 @@ def _one_is_late(times: RankTimes) -> Finding | None:
     Cause "one_rank_is_short_of_data", where most of that is its wait for data, and else
     "one_rank_is_slower". It costs what it takes longer. None where that is not worth a name.
     """
-    mean_ms = {part: 1e3 * each.mean(axis=1) for part, each in times.seconds.items()}
-    own_ms = mean_ms["step"] - mean_ms["others"] - mean_ms["transfer"]
-    wait_ms = mean_ms["wait"]
+    ms = {part: 1e3 * each.mean(axis=1) for part, each in times.seconds.items()}
+    own_ms = ms["step"] - ms["others"] - ms["transfer"]
     late = int(own_ms.argmax())
-    rest_ms = float(np.delete(own_ms, late).mean())
-    longer_ms = float(own_ms[late]) - rest_ms
-    lost = longer_ms / float(mean_ms["step"].mean())
+    waits_ms, rest_wait_ms = ms["wait"][late], np.delete(ms["wait"], late).mean()
+    takes_ms, rest_ms = own_ms[late], np.delete(own_ms, late).mean()
+    lost = float((takes_ms - rest_ms) / ms["step"].mean())
     if lost < limits.WORTH_NAMING["straggler"]:
         return None
-    for_own, for_data = float(own_ms[late]), float(wait_ms[late])
     rank = times.ranks[late]
     measured = (
-        Measured("of each step for its own part", for_own, "ms", before=f"rank {rank} takes"),
-        Measured("and then wait for it, seemingly busy", rest_ms, "ms", before="the others take"),
-        Measured("", for_data, "ms", "stamps of all ranks", f"rank {rank} waits for data for"),
+        Measured("of each step for its own part", float(takes_ms), "ms", "", f"rank {rank} takes"),
+        Measured(
+            "and then wait for it, seemingly busy", float(rest_ms), "ms", "", "the others take"
+        ),
+        Measured(
+            "", float(waits_ms), "ms", "stamps of all ranks", f"rank {rank} waits for data for"
+        ),
     )
-    if for_data - np.delete(wait_ms, late).mean() < longer_ms / 2:
-        return Finding("straggler", "one_rank_is_slower", lost, measured, (LOOK_AT_IT,), rank=rank)
-    cause = "one_rank_is_short_of_data"
-    return Finding("input", cause, lost, measured, (FEED_RANK,), rank=rank)
+    if waits_ms - rest_wait_ms < (takes_ms - rest_ms) / 2:
+        name, cause, remedy = "straggler", "one_rank_is_slower", LOOK_AT_IT
+    else:
+        name, cause, remedy = "input", "one_rank_is_short_of_data", FEED_RANK
+    return Finding(name, cause, lost, measured, (remedy,), rank=rank, at_most=bound(lost))
 
 
 def _exchange(times: RankTimes) -> Finding | None:
@@ -114,4 +110,5 @@ def _exchange(times: RankTimes) -> Finding | None:
         return None
     seen = "of the time ranks wait for gradients that every rank has computed"
     measured = (Measured(seen, lost, by="not overlapped; stamps in DDP's communication hook"),)
-    return Finding("communication", "the_exchange_is_not_hidden", lost, measured, (EXCHANGE_LESS,))
+    cause = "the_exchange_is_not_hidden"
+    return Finding("communication", cause, lost, measured, (EXCHANGE_LESS,), at_most=bound(lost))

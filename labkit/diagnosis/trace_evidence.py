@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from statistics import fmean
 
 from labkit.diagnosis.evidence import Evidence, Kernels, TraceFacts
@@ -49,7 +48,7 @@ def of_trace(traced: Breakdown) -> Evidence:
         kernels=kernels_of(traced),
         trains=traced.trains is not False,
         formats=tensor_formats(traced.device_name, traced.compute_capability),
-        trace=TraceFacts(traced.loader_workers, traced.host_where),
+        trace=TraceFacts(has_workers=traced.loader_workers, outside_where=traced.host_where),
     )
 
 
@@ -58,10 +57,9 @@ def of_traces(ranks: RankTraces) -> Evidence:
     first, *_ = each = [of_trace(rank) for rank in ranks]
     late = ranks.straggler
     said = "" if late is None else ranks.headline
-    return replace(
-        first,
+    return first.but(
         source=f"profiler traces {ranks.source}, {len(each)} ranks",
-        trace=TraceFacts(ranks[0].loader_workers, ranks[0].host_where, late, said),
+        trace=TraceFacts(**vars(first.trace), late_rank=late, late_said=said),
         **{name: min(getattr(one, name) for one in each) for name in LOST_BY_ALL},
         **{name: fmean(getattr(one, name) for one in each) for name in ON_AVERAGE},
     )

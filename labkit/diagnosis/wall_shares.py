@@ -6,18 +6,16 @@ over anything else, such as a list of tensors, is time between epochs, or in the
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import NamedTuple
 
 import numpy as np
 
 from labkit.diagnosis.hot_lines import lines_of
 from labkit.results.run_data import RunData
 from labkit.stamps.event_shapes import fields_in
-from labkit.stamps.record import Event
 from labkit.text import percent
 
 BEFORE = "before the first batch"
@@ -29,6 +27,8 @@ STOPPED = "stopped by a signal"
 AFTER = "after the last epoch"
 LOOP = "loop"  # where it is not known which of them trains
 NAMED = 0.01  # of the time: a smaller share is not in the sentence
+# A stretch of time: when it began and ended, ns; the part that it counts as; the place of its loop
+Span = tuple[int, int, str, str]
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,8 @@ class WallShare:
 class WallShares:
     """The parts of the time from the start of a script to its end; their shares add up to 1."""
 
-    parts: list[WallShare]
+    parts: list[WallShare]  # the longest first
     seconds: float
-
-    @classmethod
-    def from_dict(cls, values: Event) -> WallShares | None:
-        """Read what `to_dict` returned from a record's event; None of an empty one."""
-        parts = [WallShare(**fields_in(WallShare, part)) for part in values.get("parts", ())]
-        return cls(parts, values["seconds"]) if parts else None
 
     def share(self, part: str) -> float:
         """Return the share of the parts of that name, 0 to 1."""
@@ -65,27 +59,16 @@ class WallShares:
         return 1 - sum(map(self.share, (BEFORE, AFTER, STOPPED)))
 
     def costliest(self, part: str) -> WallShare:
-        """Return the largest of the parts of that name."""
-        return max((each for each in self.parts if each.part == part), key=lambda each: each.share)
+        """Return the longest of the parts of that name."""
+        return next(each for each in self.parts if each.part == part)
 
     def __str__(self) -> str:
-        named = []
-        for each in self.parts:
-            if each.share >= NAMED:
-                place = f" ({each.place})" if each.place else ""
-                named.append(f"{each.part}{place} {percent(each.share)}")
+        named = (
+            f"{each.part}{f' ({each.place})' if each.place else ''} {percent(each.share)}"
+            for each in self.parts
+            if each.share >= NAMED
+        )
         return f"{self.seconds:,.1f} s in all: {', '.join(named)}"
-
-    __repr__ = __str__
-
-
-class Span(NamedTuple):
-    """A stretch of time, and what it counts as; of spans that overlap the last one counts."""
-
-    began_ns: int
-    ended_ns: int
-    part: str
-    place: str = ""
 
 
 def wall_shares(
@@ -95,45 +78,48 @@ def wall_shares(
 
     Where no moments are given it is the time from the first pass to the last. None without a pass.
     """
-    known = any(map(trains, runs))
-    # In order of their start, so that of loops within loops the inner ones count
-    loops = sorted(span for run in runs for span in _passes(run, known))
+    is_known = any(map(trains, runs))
+    # In order of their start: of spans that overlap the last one counts, so of loops the inner one
+    loops = sorted(span for run in runs for span in _passes(run, is_known))
     if not loops:
         return None
-    trained = [span for span in loops if span.part != VALIDATION] or loops
-    first_ns = trained[0].began_ns
-    last_ns = max(span.ended_ns for span in trained)
-    began_ns = min(loops[0].began_ns, first_ns if start_ns is None else start_ns)
-    ended_ns = max(end_ns or 0, *(span.ended_ns for span in loops))
-    spans = [
-        Span(first_ns, last_ns, BETWEEN),
-        Span(began_ns, first_ns, BEFORE),
-        Span(last_ns, ended_ns, AFTER),
-        *loops,
-        *(Span(each["began"], each["ended"], SAVING) for run in runs for each in run.saves),
-        *(Span(each["began"], each["ended"], STOPPED) for run in runs for each in run.pauses),
-    ]
-    edges = np.unique(np.clip([span[:2] for span in spans], began_ns, ended_ns))
-    owners = np.zeros(len(edges) - 1, dtype=int)  # of the stretches between them
-    for number, span in enumerate(spans):
-        owners[slice(*np.searchsorted(edges, span[:2]))] = number
-    spent_ns: Counter[tuple[str, str]] = Counter()
-    for owner, took_ns in zip(owners, np.diff(edges).tolist(), strict=True):
-        spent_ns[spans[owner].part, spans[owner].place] += took_ns
-    whole_ns = max(1, ended_ns - began_ns)
+    trained = [span for span in loops if span[2] != VALIDATION] or loops
+    first, last = trained[0][0], max(span[1] for span in trained)
+    start = min(loops[0][0], first if start_ns is None else start_ns)
+    end = max(end_ns or 0, *(span[1] for span in loops))
+    spans: list[Span] = [(first, last, BETWEEN, ""), (start, first, BEFORE, "")]
+    spans += [(last, end, AFTER, ""), *loops]
+    for run in runs:
+        spans += [(each["began"], each["ended"], SAVING, "") for each in run.saves]
+    for run in runs:
+        spans += [(each["began"], each["ended"], STOPPED, "") for each in run.pauses]
+    moments = np.clip([span[:2] for span in spans], start, end)
+    edges = np.unique(moments)
+    owner = np.zeros(len(edges) - 1, dtype=int)  # of the stretches between them
+    for number, (begins, ends) in enumerate(np.searchsorted(edges, moments)):
+        owner[begins:ends] = number
+    seconds: dict[tuple[str, str], float] = defaultdict(float)
+    for span, spent_s in zip(spans, np.bincount(owner, np.diff(edges) / 1e9), strict=False):
+        seconds[span[2:]] += float(spent_s)
+    whole_s = max((end - start) / 1e9, 1e-9)
+    part_from = np.array([*(spans[each][2] for each in owner), ""])  # each edge on
     parts = []
-    for (part, place), took_ns in spent_ns.most_common():
+    for (part, place), spent_s in sorted(seconds.items(), key=lambda each: -each[1]):
         call = ""
         if part in (SAVING, BETWEEN):
-            is_part = [spans[owner].part == part for owner in owners]
-            place, call = _costliest_line(runs, edges, np.array([*is_part, False]))
-        parts.append(WallShare(part, took_ns / 1e9, took_ns / whole_ns, place, call))
-    return WallShares(parts, whole_ns / 1e9)
+            place, call = _costliest_line(runs, edges, part_from == part)
+        if spent_s:
+            parts.append(WallShare(part, spent_s, spent_s / whole_s, place, call))
+    return WallShares(parts, whole_s)
 
 
 def shares_of(run: RunData) -> WallShares | None:
     """Return where the whole time of a watched loop or script went; None for runs of the bench."""
-    return WallShares.from_dict(run.event("wall") or {}) or wall_shares([run])
+    known = run.event("wall")
+    if known is None or not known.get("parts"):
+        return wall_shares([run])
+    parts = [WallShare(**fields_in(WallShare, part)) for part in known["parts"]]
+    return WallShares(parts, known["seconds"])
 
 
 def trains(run: RunData) -> bool:
@@ -141,17 +127,16 @@ def trains(run: RunData) -> bool:
     return any(event.get("trains") for event in run.passes_ended)
 
 
-def _passes(run: RunData, known: bool) -> list[Span]:
-    """Return the passes of a run's loop; `known`: which of the script's loops train."""
-    part = (TRAINING if trains(run) else VALIDATION) if known else LOOP
+def _passes(run: RunData, is_known: bool) -> list[Span]:
+    """Return the passes of a run's loop; `is_known`: which of the script's loops train."""
+    part = (TRAINING if trains(run) else VALIDATION) if is_known else LOOP
     place = f"{PurePath(str(run.place[0])).name}:{run.place[1]}" if run.place else ""
-    moments = {each["n"]: (each["began"], each["ended"]) for each in run.passes_ended}
     # One that was killed ended with its last step
-    last_ns = int(run.host_ns[-1, 3]) if run.passes_begun and run.steps else 0
-    for event in run.passes_begun:
-        if (event.get("began") or last_ns) < last_ns:
-            moments.setdefault(event["n"], (event["began"], last_ns))
-    return [Span(*between, part, place) for between in moments.values()]
+    last = int(run.host_ns[-1, 3]) if run.steps else 0
+    begun = {each["n"]: (each["began"], last) for each in run.passes_begun if each.get("began")}
+    ended = {each["n"]: (each["began"], each["ended"]) for each in run.passes_ended}
+    spans = (begun | ended).values()
+    return [(begins, ends, part, place) for begins, ends in spans if begins < ends]
 
 
 def _costliest_line(
@@ -161,7 +146,7 @@ def _costliest_line(
     rows = []
     for run in runs:
         lines = lines_of(run)
-        there = is_part[np.searchsorted(edges, lines.ended_ns) - 1]
+        there = is_part[np.searchsorted(edges, lines.frame.ended_ns) - 1]
         rows += lines.rows(there & ~lines.mask("worker"))[:1]
     most = max(rows, key=lambda line: line.share, default=None)
     return (most.place, most.call) if most else ("", "")

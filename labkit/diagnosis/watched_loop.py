@@ -1,4 +1,4 @@
-"""Facts of a watched loop beyond its stamps: its passes, and how its steps change."""
+"""Facts of a watched loop beyond its stamps: its lines, and how its steps change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.hot_lines import Lines, lines_of
+from labkit.diagnosis.hot_lines import Line, Lines, lines_of
 from labkit.results.run_data import RunData
 from labkit.stamps.step_classes import body_seconds
 
@@ -22,73 +22,39 @@ class Drift:
 
     growth: float  # of the last fifth of the steps over the first
     share: float  # of wall time beyond what the first fifth took
-    mask: np.ndarray  # (samples,) of the lines that grew
+    lines: tuple[Line, ...]  # of the last fifth, the costliest first
 
 
 @dataclass(frozen=True)
 class Loop:
-    """Facts of a watched loop. Shares are of wall time, 0 to 1; 0 where nothing showed."""
+    """Facts of a watched loop."""
 
     lines: Lines
     spent: np.ndarray = field(repr=False)  # (steps,) s, of all steps: how long their bodies took
-    copied: float  # of the waiting beside a GPU that rests, 0 to 1: a trainer copies the batch
     drift: Drift | None
-    passes: int
 
 
 def loop_of(run: RunData) -> Loop | None:
     """Return what the loop of a watched run shows; None of other runs."""
     if not run.watched or run.steps < limits.MIN_STEPS:
         return None
-    lines = lines_of(run)
     spent = body_seconds(run.stamps)
-    is_timed = run.machine.kind == "gpu" and not run.launches_only
-    return Loop(
-        lines=lines,
-        spent=spent,
-        copied=_copied(lines, run.stamps) if is_timed else 0.0,
-        drift=_drift(run, spent[run.warmup :]),
-        passes=len({0, *(step for step in run.first_steps if step < run.steps)}),
-    )
-
-
-def _copied(lines: Lines, stamps: np.ndarray) -> float:
-    """Return which part (0 to 1) of the waiting beside a device that rests is a copy to it.
-
-    A trainer may move a batch to the device before it hands it on.
-    """
-    waits = lines.mask("waiting") & (lines.step > 0)
-    rests_from = np.maximum.accumulate(stamps[:, 5])[lines.step - 1]
-    rests = np.clip(lines.moment - rests_from, 0.0, lines.seconds)  # of what a sample stands for
-    is_copy = (lines.kind == "copy") & (lines.within == "")  # and no part of preparing an item
-    return float(rests[waits & is_copy].sum() / max(rests[waits].sum(), 1e-9))
+    return Loop(lines_of(run), spent, _drift(run, spent))
 
 
 def _drift(run: RunData, spent: np.ndarray) -> Drift | None:
-    """Return how the steps grow, and the line that does; None where they do not.
-
-    `spent` (steps,) s is how long their bodies took, warm-up excluded. Batches that grow as much
-    explain it.
-    """
-    if len(spent) < 5 * limits.MIN_STEPS:
+    """Return how the steps grow; None where they do not. Batches that grow as much explain it."""
+    fifths = np.array_split(np.arange(run.warmup, run.steps), 5)
+    if len(fifths[-1]) < limits.MIN_STEPS:
         return None
-    fifths = np.array_split(np.arange(len(spent)), 5)
-    middle = np.array([np.median(spent[part]) for part in fifths])
-    steps_up = np.diff(middle)
-    rises = (steps_up > -0.1 * middle[:-1]).all() and (steps_up > 0).sum() >= 3
-    growth = float(middle[-1] / max(middle[0], 1e-9))
-    sizes = run.batch_bytes[run.warmup :]
-    larger = np.median(sizes[fifths[-1]]) / np.median(sizes[fifths[0]])  # NaN: not known
-    begin, end = run.stamps[[run.warmup - 1, -1], 5]
-    share = float(np.clip(spent - middle[0], 0, None).sum() / max(end - begin, 1e-9))
-    is_small = growth < limits.DRIFT or share < limits.WORTH_NAMING["host"] / 2
-    if not rises or is_small or larger >= limits.DRIFT:
+    first, *_, last = middle = np.array([np.median(spent[part]) for part in fifths])
+    small, *_, large = (np.median(run.batch_bytes[part]) for part in fifths)  # NaN: not known
+    beyond = np.clip(spent[run.warmup :] - first, 0, None).sum()
+    began, ended = run.stamps[[run.warmup - 1, -1], 5]
+    share = float(beyond / max(ended - began, 1e-9))
+    rises = (np.diff(middle) > 0).sum() >= 3 and last >= limits.DRIFT * first
+    if not rises or large >= limits.DRIFT * small or share < limits.WORTH_NAMING["host"] / 2:
         return None
     lines = lines_of(run)
-    shares = [
-        np.bincount(lines.place[there], lines.share[there], len(lines.places))
-        for part in (fifths[0], fifths[-1])
-        for there in [lines.in_body & np.isin(lines.step, part + run.warmup)]
-    ]
-    grew = np.argmax(shares[1] - shares[0])
-    return Drift(growth, share, lines.in_body & (lines.place == grew))
+    late = lines.mask("body") & (lines.frame.step >= fifths[-1][0])
+    return Drift(float(last / max(first, 1e-9)), share, lines.rows(late)[:3])

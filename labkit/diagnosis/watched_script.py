@@ -6,8 +6,6 @@ import contextlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-
 from labkit.diagnosis.rank_verdict import RanksVerdict, of_ranks
 from labkit.diagnosis.wall_shares import trains, wall_shares
 from labkit.process.leftovers import recover_loop
@@ -45,11 +43,8 @@ def dropped_passes(runs: list[RunData]) -> str:
 
     That is one of which no loop that trains was recorded, but passes that ended before a step.
     """
-    if any(run.steps and trains(run) for run in runs):
-        return ""
-    counts = (len(run.passes_ended) for run in runs if not run.steps)
-    passes = max(counts, default=0)
-    if passes < LEAST_PASSES:
+    passes = max((len(run.passes_ended) for run in runs if not run.steps), default=0)
+    if passes < LEAST_PASSES or any(run.steps and trains(run) for run in runs):
         return ""
     return (
         f"a new iterator is made for each batch ({passes} times), which starts the workers and "
@@ -60,23 +55,17 @@ def dropped_passes(runs: list[RunData]) -> str:
 def judge_runs(runs: list[RunData], start_ns: int, end_ns: int) -> ScriptVerdict | None:
     """Judge the longest loop that trains; of several ranks, that of all of them.
 
-    None where no run has a step.
-
-    Of the loaders that such a loop reads, the one counts that it waits for most. The script ran
-    from `start_ns` to `end_ns`.
+    None where no run has a step. The script ran from `start_ns` to `end_ns`.
     """
     runs = sorted((run for run in runs if run.steps), key=lambda run: (trains(run), run.length_s))
     if not runs:
         return None
-    last = runs[-1]
-    of_loop = [
-        run for run in runs if last.place and (run.place, trains(run)) == (last.place, trains(last))
-    ]
-    longest = {rank_of(run.path): run for run in (*runs, *sorted(of_loop, key=waited_s))}
+    longest = {rank_of(run.path): run for run in runs}
     chosen = {rank: _with_shares(run, runs, start_ns, end_ns) for rank, run in longest.items()}
     judged = of_ranks(chosen, rank_times(chosen))
-    replayed = (run.event("headroom") for run in reversed(runs))
-    return ScriptVerdict(chosen[judged.rank], judged, next(filter(None, replayed), None))
+    replayed = [run.event("headroom") for run in runs]
+    headroom = next(filter(None, reversed(replayed)), None)
+    return ScriptVerdict(chosen[judged.rank], judged, headroom)
 
 
 def _with_shares(run: RunData, runs: list[RunData], start_ns: int, end_ns: int) -> RunData:
@@ -89,8 +78,3 @@ def _with_shares(run: RunData, runs: list[RunData], start_ns: int, end_ns: int) 
         log.write("wall", **asdict(shares))
         log.close()
     return read(RunData, run.path)
-
-
-def waited_s(run: RunData) -> float:
-    """Return for how long a loop waited for its loader."""
-    return float(np.diff(run.host_ns[:, :2]).sum() / 1e9)  # from asking to having it

@@ -25,65 +25,58 @@ def worded(
     """
     code = ""
     if evidence is not None:
-        finding = with_gains(finding, evidence, run)
-        finding = known_first(finding) if evidence.loop is not None else finding
+        finding = _filled(finding, evidence, run)
         code = _code(finding.remedies[0], evidence) if finding.remedies else ""
     return replace(finding, advice=_advice(finding), code=code)
 
 
-def with_gains(finding: Finding, evidence: Evidence, run: RunData | None) -> Finding:
-    """Return a finding with its remedies filled in for a run, and what the first should bring.
+def _filled(finding: Finding, evidence: Evidence, run: RunData | None) -> Finding:
+    """Return a finding with its remedies as they are for a run, and what the first should bring.
 
     That is known of a bench's own pipeline alone, by simulation: a remedy that is sure to gain goes
     before the others, and one that would gain no more than noise is left out. Of a user's loop the
     most is known that batches which are ready would bring.
     """
-    filled = filter(None, (remedy.for_run(evidence) for remedy in finding.remedies))
-    found = [(remedy, _gain(remedy, finding, evidence, run)) for remedy in filled]
+    made = filter(None, (remedy.for_run(evidence) for remedy in finding.remedies))
+    found = [(remedy, _gain(remedy, run)) for remedy in made]
+    most = _most(finding, evidence)
+    if most <= 1 + WORTH:
+        found = []  # the loader does not hold this loop back
     kept = [(remedy, gain) for remedy, gain in found if gain is None or gain.value > 1 + WORTH]
     kept.sort(key=lambda each: each[1] is None or each[1].low <= 1)  # the sure ones in front
-    bounds = [finding.at_most or math.inf]
-    if finding.name == "input" and finding.lost_share and not evidence.of_bench:
-        bounds.append(_with_ready_batches(finding, evidence))
-    if min(bounds) <= 1 + WORTH:
-        kept = []  # the loader does not hold this loop back
-    return replace(
+    finding = replace(
         finding,
         remedies=tuple(remedy for remedy, _ in kept),
         expected=kept[0][1] if kept else None,
-        at_most=min(bounds) if min(bounds) < math.inf else None,
+        at_most=most if most < math.inf else None,
     )
+    return known_first(finding) if evidence.known("loop") else finding
 
 
-def _with_ready_batches(finding: Finding, evidence: Evidence) -> float:
-    """Return the gain of batches that are ready, for a user's loop; infinite: nothing bounds it.
+def _gain(remedy: Remedy, run: RunData | None) -> Estimate | None:
+    """Return the gain of a remedy's settings; None where nothing simulates it."""
+    if not remedy.changes or run is None or run.watched or not run.throughput:
+        return None
+    found = predict(run, **remedy.changes)
+    if not found.throughput or found.throughput_range is None:
+        return None
+    return Estimate(*(r / run.throughput for r in (found.throughput, *found.throughput_range)))
+
+
+def _most(finding: Finding, evidence: Evidence) -> float:
+    """Return the most that a finding's remedies may bring; infinite: nothing bounds it.
 
     Replay leaves out the start of a pass, for which workers that start anew make a loop wait.
     Workers that have a CPU's cores make its steps longer, too.
     """
-    if evidence.headroom is not None and finding.cause != "workers_restart":
-        return evidence.headroom
+    most = finding.at_most or math.inf
+    if finding.name != "input" or not finding.lost_share or evidence.of_bench:
+        return most
+    replayed = evidence.known("headroom")
+    if replayed is not None and finding.cause != "workers_restart":
+        return min(most, replayed)
     beside = evidence.kind == "cpu" and evidence.has_workers
-    return math.inf if beside else gain_without(finding.lost_share)
-
-
-def _gain(
-    remedy: Remedy, finding: Finding, evidence: Evidence, run: RunData | None
-) -> Estimate | None:
-    """Return the gain of a remedy's settings; None where nothing simulates it."""
-    changes = remedy.changes
-    if not changes or run is None or run.watched or not run.throughput:
-        return None
-    found = predict(run, **changes)
-    if not found.throughput or found.throughput_range is None:
-        return None
-    count = changes.get("num_workers")
-    fewer = count is not None and int(count) < evidence.worker_count
-    most = math.inf
-    if finding.name == "input" and not fewer:  # these give a CPU's model its cores back
-        most = 1 / max(evidence.compute_share, 0.01)  # of a loader for which no device ever waits
-    rates = (found.throughput, *found.throughput_range)
-    return Estimate(*(min(rate / run.throughput, most) for rate in rates))
+    return most if beside else min(most, gain_without(finding.lost_share))
 
 
 def _advice(finding: Finding) -> str:
@@ -110,9 +103,9 @@ def _expectation(finding: Finding) -> str:
 
 def _code(remedy: Remedy, evidence: Evidence) -> str:
     """Return what to type for a remedy, in plain PyTorch; "" for one of words alone."""
-    lines = as_comment(remedy.code)
-    if not remedy.changes:
-        return lines
-    if not evidence.of_bench:
-        return lines + evidence.code.lines(remedy.changes)
-    return lines + changed_lines(dict(evidence.knobs), {**evidence.knobs, **remedy.changes})
+    knobs, changes = dict(evidence.knobs), dict(remedy.changes)
+    if not changes:
+        return as_comment(remedy.code)
+    of_bench = evidence.of_bench
+    lines = changed_lines(knobs, knobs | changes) if of_bench else evidence.code.lines(changes)
+    return as_comment(remedy.code) + lines

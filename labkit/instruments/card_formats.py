@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 
-AMPERE = 8.0  # compute capability of the first cards with BF16 and TF32
-# Cards whose Tensor Cores compute in FP16 alone, and cards without Tensor Cores
-FP16_ONLY = re.compile(r"V100|TITAN V|T4\b|TITAN RTX|RTX (?:20\d\d|[3-8]000\b(?! Ada))")
-NO_TENSOR_CORES = re.compile(r"P100|P40|P4\b|GTX|TITAN X|K80|K40|M40|M60|\bT\d{3,4}\b|MX\d{3}")
-CAPABILITY = re.compile(r"\d+(\.\d+)?")
-BOTH = re.compile(r"A100|A800|A10\b|A30|A40|RTX (?:[345]0\d\d|A\d000)|[HB]\d00|L4|L40|GB\d00")
+VOLTA = 7.0  # compute capability of the first cards with Tensor Cores, and with Triton
+AMPERE = 8.0  # of the first with BF16 and TF32
+NO_TENSOR_CORES = re.compile(r"GTX|\bT\d{3,4}\b|MX\d{3}")  # of cards later than Volta
 
 
-def too_old_for(name: str, capability: str | float | None) -> str | None:
+def version_of(capability: object) -> float | None:
+    """Return a compute capability as a number; None where it is not known, or is no such."""
+    known = re.fullmatch(r"\d+(\.\d+)?", str(capability))
+    return float(known[0]) if known else None
+
+
+def too_old_for(name: str, capability: object) -> str | None:
     """Return why an NVIDIA card has no BF16 or TF32; None where it has, or is of another maker."""
-    if not capability or float(capability) >= AMPERE:
+    if (version_of(capability) or AMPERE) >= AMPERE:
         return None
     return f"{name.upper()} needs compute capability {AMPERE} (Ampere); this card has {capability}"
 
@@ -23,14 +26,11 @@ def tensor_formats(name: str | None, capability: str | None) -> tuple[str, ...] 
     """Return the 16-bit formats, the better first, that a card's Tensor Cores compute in.
 
     BF16 needs compute capability 8.0 (Ampere), FP16 7.0 (Volta); see NVIDIA's CUDA programming
-    guide, "Compute Capabilities". () for cards without Tensor Cores;
-    None where neither its capability nor its name tells.
+    guide, "Compute Capabilities". () for cards without Tensor Cores; None where it is not known.
     """
-    name = name or ""
-    found = CAPABILITY.fullmatch(capability or "")
-    version = float(found[0]) if found else None
-    if NO_TENSOR_CORES.search(name) or (version is not None and version < 7):
+    version = version_of(capability)
+    if version is None:
+        return None
+    if version < VOLTA or NO_TENSOR_CORES.search(name or ""):
         return ()
-    if too_old_for("bf16", version) or (version is None and FP16_ONLY.search(name)):
-        return ("fp16",)
-    return ("bf16", "fp16") if version is not None or BOTH.search(name) else None
+    return ("bf16", "fp16") if version >= AMPERE else ("fp16",)

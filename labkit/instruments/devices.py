@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import os
+import shutil
 
 import pynvml
 import torch
 
-KNOWN = ("cpu", "cuda", "mps")  # torch's names of what labkit measures on
+MEASURED = ("CPU", "CUDA", "MPS")  # kinds of device that labkit measures on
 INSTALL = "install the torch for this card and its driver: https://pytorch.org/get-started/locally"
-HELD_BYTES = 2**30  # of a card's memory; steps in which cards are compared
 
 
 def find_device(wanted: str = "auto") -> torch.device:
-    """Return the torch device for the `device` knob; raise RuntimeError where it is not here."""
+    """Return the torch device for the `device` knob, which the kernel has found to be here."""
     here = usable()
-    if wanted == "auto":
-        cards = range(card_count())
-        wanted = f"cuda:{min(cards, key=_memory_held)}" if cards else here[-1]
-    name = "cuda:0" if wanted == "cuda" else wanted
-    if name not in here:
-        why = unused_gpu() or f"it is not here; {', '.join(here)} are."
-        raise RuntimeError(f"device={wanted!r}: {why}")
-    return torch.device(name)
+    return torch.device({"auto": here[min(1, len(here) - 1)], "cuda": "cuda:0"}.get(wanted, wanted))
 
 
 def usable() -> list[str]:
@@ -40,15 +35,6 @@ def card_count() -> int:
     return torch.cuda.device_count() if can_start else 0
 
 
-def _memory_held(index: int) -> int:
-    """Return the GiB that are in use on a card; 0 where NVML does not tell."""
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        card = pynvml.nvmlDeviceGetHandleByUUID(card_uuid(index))
-        return int(pynvml.nvmlDeviceGetMemoryInfo(card).used) // HELD_BYTES
-    return 0
-
-
 def of_rank(wanted: str, ranks: int, rank: int) -> tuple[torch.device, str | None]:
     """Return a rank's device, and why it is not the GPU that a single run would use, if so."""
     count = card_count()
@@ -59,29 +45,26 @@ def of_rank(wanted: str, ranks: int, rank: int) -> tuple[torch.device, str | Non
     return torch.device("cpu"), f"{why}: all train on the CPU" if on_gpu else None
 
 
-def is_known(device: torch.device) -> bool:
-    """Whether labkit measures on a device; ROCm's are called CUDA, and are none of these."""
-    return device.type in KNOWN and not (device.type == "cuda" and torch.version.hip)
+def kind_of(device: torch.device) -> str:
+    """Return the kind of a device: one of `MEASURED`, or another; ROCm's are called CUDA."""
+    return "ROCm" if device.type == "cuda" and torch.version.hip else device.type.upper()
 
 
 def unused_gpu() -> str | None:
     """Say which card is here and not used, why, and the remedy; None if none."""
     other = torch.accelerator.current_accelerator(check_available=True)
-    if other is not None and not is_known(other):
+    if other is not None and kind_of(other) not in MEASURED:
         why = "labkit measures on CUDA, Apple's GPU and the CPU only"
-        return _unusable(name_of_other(other), why, "none here; the numbers are the CPU's")
+        remedy = "none here; the numbers are the CPU's"
+        return f"{kind_of(other)} cannot be used: {why}. Remedy: {remedy}"
     if card_count():
         return None
     with contextlib.suppress(pynvml.NVMLError):  # there is no driver
         pynvml.nvmlInit()
         name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
         facts = f"driver {pynvml.nvmlSystemGetDriverVersion()}, torch {torch.__version__}"
-        return _unusable(name, f"{_why_not_started()} ({facts})", INSTALL)
+        return f"{name} cannot be used: {_why_not_started()} ({facts}). Remedy: {INSTALL}"
     return None
-
-
-def _unusable(name: str, why: str, remedy: str) -> str:
-    return f"{name} cannot be used: {why}. Remedy: {remedy}"
 
 
 def _why_not_started() -> str:
@@ -91,14 +74,6 @@ def _why_not_started() -> str:
     except Exception as error:
         return str(error).strip().split("\n")[0].rstrip(".")
     return "torch gives no reason"
-
-
-def name_of_other(device: torch.device) -> str:
-    """Return the name of an accelerator that labkit does not know, such as "Arc (XPU)"."""
-    kind = "ROCm" if device.type == "cuda" else device.type.upper()
-    with contextlib.suppress(Exception):  # whatever its module lacks, it has a type
-        return f"{torch.get_device_module(device).get_device_name()} ({kind})"
-    return kind
 
 
 def card_uuid(device: torch.device | int) -> str:
@@ -117,3 +92,18 @@ def finish(device: torch.device) -> None:
     """Wait for the device; a CPU has nothing in flight."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
+
+
+def compile_lacks(device: torch.device) -> str | None:
+    """Return why torch.compile cannot act on `device`; None where it can."""
+    if os.environ.get("TORCH_COMPILE_DISABLE", "0") not in ("", "0"):
+        return "torch.compile is switched off (TORCH_COMPILE_DISABLE): what would run is eager"
+    if device.type == "mps":
+        return "torch.compile for Apple GPUs is not used here: still a prototype in PyTorch"
+    if device.type != "cpu" and importlib.util.find_spec("triton") is None:
+        return "torch.compile on a GPU needs Triton and found none: pip install triton"
+    compilers = ("CXX", "g++", "clang++") if device.type == "cpu" else ("CC", "gcc", "clang")
+    own, *usual = compilers
+    if any(map(shutil.which, (os.environ.get(own, "cl"), *usual))):
+        return None
+    return f"torch.compile needs a compiler and found none: install {' or '.join(usual)}"

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,19 +45,19 @@ def spare_card(cuda: str | None) -> str | None:
 
 
 class GpuMeter:
-    """One card: driver-buffered utilization, memory, power, energy, clocks and GPM counters."""
+    """One card: driver-buffered utilization, power, energy, clocks and the SMs' activity."""
 
     def __init__(self, uuid: str, own_pid: int):
         """Open the card by UUID (NVML's order is not CUDA's); raises NVMLError where it cannot."""
         self.own_pid = own_pid
-        self.others: list[int] = []  # the other processes that computed there lately
+        self.others: dict[int, float] = {}  # the shares of other processes that computed there
         pynvml.nvmlInit()
         self.card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         self.seen_us = 0  # the driver's stamp of the last utilization sample read
         self.shares_us = time.time_ns() // 1000  # and of the last share of the SMs by process
-        self.own_seen = False  # whether the run has been among those processes
         self.epoch_ns = time.time_ns() - now_ns()  # the driver stamps in wall-clock time
-        self.gpm = answer_to(lambda: GpmMeter(self.card))
+        self.sm = sm_activity(self.card)
+        answer_to(lambda: next(self.sm))  # from now on
 
     def read(self) -> dict[str, Any]:
         """Return one sample of everything the card reports, None where it does not."""
@@ -65,7 +65,6 @@ class GpuMeter:
         answers: dict[str, Callable[[], Any]] = {
             "gpu_now": lambda: _any(pynvml.nvmlDeviceGetUtilizationRates(card)).gpu / 100,
             "gpu": self._driver_samples,
-            "memory_gib": lambda: round(pynvml.nvmlDeviceGetMemoryInfo(card).used / 2**30, 3),
             "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(card) / 1e3,
             "power_limit_w": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1e3,
             "energy_j": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3,
@@ -73,7 +72,7 @@ class GpuMeter:
             # in bits: 0x4 is the power limit, 0x60 heat
             "clock_reasons": lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(card),
             "others_sm": self._others_sm,
-            "gpm": lambda: self.gpm and self.gpm.read(),
+            "gpm": lambda: {"sm": next(self.sm)},
         }
         return {name: answer_to(ask) for name, ask in answers.items()}
 
@@ -91,27 +90,20 @@ class GpuMeter:
     def _others_sm(self) -> float | None:
         """Return the share of the time (0 to 1) in which kernels of others ran, since last asked.
 
-        Where the ids are of another namespace, as the host's in a container, at most one of them is
-        the run: all but the largest share is the least that others had. None where that is nothing,
-        or nobody computed.
+        None where the run is not among those who computed, as in a container without the host's
+        ids.
         """
         reported = pynvml.nvmlDeviceGetProcessUtilization(self.card, self.shares_us)
-        sane = [sample for sample in reported if sample.smUtil <= MOST_SHARE]
-        fresh = [sample for sample in sane if sample.timeStamp > self.shares_us]
-        if not fresh:
-            return None
-        self.shares_us = max(sample.timeStamp for sample in fresh)
-        shares = {sample.pid: sample.smUtil / 100 for sample in fresh}
-        others = {pid: share for pid, share in shares.items() if not self._is_own(pid)}
-        self.own_seen = self.own_seen or len(others) < len(shares)
-        if not self.own_seen:
-            return round(sum(shares.values()) - max(shares.values()), 4) or None
-        self.others = [pid for pid, share in others.items() if share]
-        return round(sum(others.values()), 4)
+        fresh = [each for each in reported if each.smUtil <= MOST_SHARE]
+        fresh = [each for each in fresh if each.timeStamp > self.shares_us]
+        self.shares_us = max((each.timeStamp for each in fresh), default=self.shares_us)
+        shares = {each.pid: each.smUtil / 100 for each in fresh}
+        self.others = {pid: share for pid, share in shares.items() if not self._is_own(pid)}
+        return round(sum(self.others.values()), 4) if len(self.others) < len(shares) else None
 
     def named_others(self) -> list[dict[str, Any]]:
         """Return the other processes that computed on the card; [] where none are known."""
-        return [{"pid": pid, "name": name_of(pid)} for pid in self.others]
+        return [{"pid": pid, "name": name_of(pid)} for pid, share in self.others.items() if share]
 
     def _is_own(self, pid: int) -> bool:
         """Return whether `pid` is the run's process, a thread of it (newer drivers), or a child."""
@@ -121,29 +113,28 @@ class GpuMeter:
         return any(parent.pid == self.own_pid for parent in parents)
 
 
-class GpmMeter:
-    """The hardware counter of Hopper and later cards for their SMs' activity."""
+def sm_activity(card: object) -> Iterator[float | None]:
+    """Yield the average (0 to 1) since the last time of the SMs' activity, by a hardware counter.
 
-    def __init__(self, card: object):
-        if not pynvml.nvmlGpmQueryDeviceSupport(card).isSupportedDevice:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        self.card = card
-        self.samples = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
-        pynvml.nvmlGpmSampleGet(card, self.samples[0])
-
-    def read(self) -> dict[str, float | None]:
-        """Return the average (0 to 1) since the last call."""
-        pynvml.nvmlGpmSampleGet(self.card, self.samples[1])
+    Hopper and later cards have it; of others there is nothing.
+    """
+    if not pynvml.nvmlGpmQueryDeviceSupport(card).isSupportedDevice:
+        return
+    samples = [pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()]
+    pynvml.nvmlGpmSampleGet(card, samples[0])
+    yield None  # there is no time to speak of yet
+    while True:
+        pynvml.nvmlGpmSampleGet(card, samples[1])
         query: Any = pynvml.c_nvmlGpmMetricsGet_t()
         query.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         query.numMetrics = 1
-        query.sample1, query.sample2 = self.samples
+        query.sample1, query.sample2 = samples
         slot = query.metrics[0]
         slot.metricId = SM_ACTIVITY
         pynvml.nvmlGpmMetricsGet(query)
-        self.samples.reverse()
+        samples.reverse()
         is_known = slot.nvmlReturn == 0 and math.isfinite(slot.value)
-        return {"sm": slot.value / 100 if is_known else None}
+        yield slot.value / 100 if is_known else None
 
 
 def _any(structure: Any) -> Any:

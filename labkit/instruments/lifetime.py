@@ -10,18 +10,22 @@ import os
 import signal
 import stat
 import sys
+import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from labkit.instruments.failure import write_failure
+from labkit.instruments import loader_workers
 from labkit.orders import AnyOrder
 from labkit.process.family import die_with
 from labkit.process.leftovers import socket_folder
 from labkit.stamps.events import SPEC_NAME, EventLog
 from labkit.stamps.folder_rights import is_ours
+from labkit.stamps.keys import masked
 
 INTERRUPTED = 130  # exit code of Ctrl-C, as in a shell
-STOPPING = ("SIGINT", "SIGBREAK")  # the second is Windows', for a process in a group of its own
+
+MAX_TRACEBACK = 8_000  # characters kept of a traceback
 
 
 def stands_by() -> bool:
@@ -55,9 +59,7 @@ def serve(work: Callable[[AnyOrder, Path, EventLog], int | None], place: str = "
         log.write("stopped")
         os._exit(INTERRUPTED)
 
-    for name in STOPPING:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), leave)
+    signal.signal(signal.SIGINT, leave)
     config = getattr(multiprocessing.current_process(), "_config", {})
     use_sockets(socket_folder(os.getpid()), config)
     try:
@@ -83,3 +85,20 @@ def use_sockets(folder: Path, config: dict[str, object]) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         if is_ours(folder):  # another user could have made it first
             config["tempdir"] = str(folder)
+
+
+def write_failure(log: EventLog, error: BaseException) -> None:
+    """Write the error that ended the run, to its log and to stderr."""
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise in here too
+    text = "".join(traceback.format_exception(error))[-MAX_TRACEBACK:]
+    workers = loader_workers.started
+    time.sleep(0.05)  # a connection to a worker breaks a moment before the worker can be waited for
+    log.write(
+        "error",
+        kind=type(error).__name__,
+        message=str(error)[:MAX_TRACEBACK],
+        traceback=text,
+        workers={worker.pid: worker.exitcode for worker in workers if worker.exitcode},
+    )
+    sys.stderr.write(masked(text, []))

@@ -15,8 +15,7 @@ from typing import NamedTuple, cast
 
 import psutil
 
-from labkit.instruments.loader_clocks import LibraryThreads, ThreadClock
-from labkit.instruments.loader_progress import (
+from labkit.instruments.hangs import (
     BATCH,
     COLLATING,
     FETCHING,
@@ -29,6 +28,7 @@ from labkit.instruments.loader_progress import (
     plain_index,
     progress_words,
 )
+from labkit.instruments.loader_clocks import LibraryThreads, ThreadClock
 from labkit.process.thinning import Thinning
 from labkit.stamps.events import EventLog, now_ns
 

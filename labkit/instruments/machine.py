@@ -14,38 +14,36 @@ import torch
 
 from labkit import quotas
 from labkit.instruments import devices
-from labkit.instruments.compiling import compile_lacks
 from labkit.instruments.host import plain_machine
 from labkit.instruments.resources import use_fixed_threads
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # Linux
-UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Describe the machine as seen from `device`, as JSON types."""
-    ram_gib = _gib(quotas.ram_bytes())
     found = plain_machine()
-    found["versions"]["torch"] = torch.__version__
+    found["versions"] |= {"torch": torch.__version__}
     if torch.version.cuda:
-        found["versions"]["cuda"] = torch.version.cuda
+        found["versions"] |= {"cuda": torch.version.cuda}
+    ram_gib = _gib(quotas.ram_bytes())
     found |= {
         "device": str(device),
         "kind": "cpu" if device.type == "cpu" else "gpu",
         "memory_gib": ram_gib,
         "ram_gib": ram_gib,
-        "shm_gib": None,
         "threads": torch.get_num_threads(),
     }
     with contextlib.suppress(OSError):
         found["shm_gib"] = _gib(shutil.disk_usage("/dev/shm").total)
-    if device.type == "mps":
+    kind = devices.kind_of(device)
+    if kind not in devices.MEASURED:  # of a loop that is watched
+        return found | {"name": kind}
+    if kind == "MPS":
         found["name"] = f"Apple GPU ({found['cpu_name']})"
-    if not devices.is_known(device):  # of a loop that is watched
-        return found | {"name": devices.name_of_other(device)}
-    if device.type == "cuda":
+    if kind == "CUDA":
         found |= _describe_card(device)
-    return found | {"compile_lacks": compile_lacks(device)}
+    return found | {"compile_lacks": devices.compile_lacks(device)}
 
 
 def _describe_card(device: torch.device) -> dict[str, Any]:
@@ -57,8 +55,6 @@ def _describe_card(device: torch.device) -> dict[str, Any]:
         "memory_gib": _gib(card.total_memory),
         "uuid": uuid,
         "sm_count": card.multi_processor_count,
-        "driver": None,
-        "pcie": None,
         "compute_capability": f"{card.major}.{card.minor}",
     }
     with contextlib.suppress(pynvml.NVMLError):  # what only the driver tells
@@ -74,12 +70,8 @@ def cache_bytes(device: torch.device) -> int:
     """Return the size of the largest data cache in bytes; 0 where nobody tells."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).L2_cache_size
-    sizes = [0]
-    for path in CACHES.glob("index*/size") if device.type == "cpu" else ():
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            size = path.read_text().strip()  # "32K"
-            sizes.append(int(size[:-1]) * UNITS[size[-1]])
-    return max(sizes)
+    paths = CACHES.glob("index*/size") if device.type == "cpu" else ()
+    return max((int(path.read_text().rstrip("K\n")) for path in paths), default=0) * 2**10
 
 
 def _gib(size_bytes: int) -> float:

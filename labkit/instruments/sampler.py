@@ -3,15 +3,12 @@
 No system call of the user's is ever interrupted: C code that sleeps, polls or pauses would return
 early. So the main thread is signalled (SIGURG) by a timer on its *user-mode* CPU time only: the
 kernel sends it when a tick finds the thread computing, not in a system call. Python's handler runs
-in the main thread between two instructions. While the thread sleeps, or the system works for it, a
-thread of ours looks at its stack: such a call has let go of the GIL and stands still.
+in the main thread between two instructions. While the thread sleeps, a thread of ours looks at its
+stack: it has let go of the GIL and stands still. That thread alone would see Python code only where
+the GIL happens to change hands: with image decoders, at the first call behind them.
 
-A sample counts for what was spent in its own way since the sample before: user-mode CPU time and
-time in line for a core, CPU time in the system, or sleep. The kernel tells them apart when one is
-due. Our own thread would see the one in line for a core where that happens to be when it gives up
-the GIL: with image decoders, at the first Python call behind them.
-
-A sample is [t_ns, weight_ns, place], a place the number of one of `labkit.instruments.stack`.
+A sample counts for the time that was spent in its way, computing or asleep, since the one before:
+[t_ns, weight_ns, place], a place the number of one of `labkit.instruments.stack`.
 """
 
 from __future__ import annotations
@@ -27,12 +24,12 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import NamedTuple
 
 from labkit.instruments import stack
 from labkit.instruments.loader_clocks import ThreadState, TimeInLine
 from labkit.stamps.events import EventLog, now_ns
-from labkit.stamps.interrupts import signal_of
+from labkit.stamps.interrupts import OwnErrors
 
 PERIOD_S = 0.02  # between samples
 # The first samples, of some 5 s, are closer, so that a short script has enough of them: with 400, a
@@ -43,19 +40,11 @@ EARLY_S = 0.01  # between these
 MOST_SAMPLES = 100_000  # half an hour of them: 4 MB in the log
 LATE_NS = 1_000_000  # our thread waited for the GIL: the main thread had it, and has moved on
 FLUSH_NS = 500_000_000  # a process that is killed loses no more
-TOLD = "the program is told of every signal, or holds them back"
 FLAG = "watched"  # a file in the run's folder, there while the run goes on
-
-Spent = Literal["user", "system", "off"]
-"""How a thread spends time: it computes or waits for a core to do so, the system works for it, or
-it sleeps."""
 
 USER_TIME = 1  # Linux's CPUCLOCK_VIRT
 OF_A_THREAD = 4  # its CPUCLOCK_PERTHREAD_MASK
 TO_THREAD = 4  # and its SIGEV_THREAD_ID
-TICK_S = 0.01  # for which a tick of the kernel is waited for, at the most
-MUCH_NS = 200_000_000  # of time without a sample, for which a late one is taken all the same
-LEAST_NS = 5_000_000  # in the system, that is looked for
 MOST_IN_LINE = 4  # times what it computed, in line for a core: four others share that core
 LONGEST_NS = 2_000_000_000  # that a sample may stand for: a laptop that slept is no slow line
 
@@ -77,7 +66,7 @@ class Timer:
 
     def arm(self, after_s: float) -> None:
         """Signal once, at the first tick after so long on the clock."""
-        after = (ctypes.c_long * 4)(0, 0, 0, max(1, int(after_s * 1e9)))
+        after = (ctypes.c_long * 4)(0, 0, 0, int(after_s * 1e9))
         self.library.timer_settime(self.timer, 0, ctypes.byref(after), None)
 
     def delete(self) -> None:
@@ -85,24 +74,26 @@ class Timer:
         self.library.timer_delete(self.timer)
 
 
-class MainThread:
-    """The calling thread: what its time went to, and a timer that signals it while it computes.
+class Spent(NamedTuple):
+    """What a thread's time went to, ns from any zero: computing, waiting for a core, asleep."""
 
-    To wait for a core counts as "user" time: it is what a thread does that could compute, wherever
-    in its code the system has stopped it.
-    """
+    cpu: int
+    in_line: int
+    asleep: int
+
+
+class MainThread:
+    """The calling thread: what its time went to, and a timer that signals it while it computes."""
 
     def __init__(self):
         self.ident = threading.get_ident()
         self.cpu_clock = time.pthread_getcpuclockid(self.ident)
-        self.user_clock = (~threading.get_native_id() << 3) | OF_A_THREAD | USER_TIME
-        self.timer = Timer(self.user_clock)
+        self.timer = Timer((~threading.get_native_id() << 3) | OF_A_THREAD | USER_TIME)
         self.line = TimeInLine()
         self.state = ThreadState()
         self.sampled = _thread.allocate_lock()  # held while it is: what waits for it wakes at once
         self.sampled.acquire()
-        self.placed = self.spent_ns()  # what it had spent when its time was last placed
-        self.computed = time.clock_gettime_ns(self.user_clock)  # and its user time then
+        self.placed = self.spent()  # when its time was last placed
 
     def release(self) -> None:
         """End its sampling."""
@@ -111,56 +102,32 @@ class MainThread:
         self.line.close()
         self.state.close()
 
-    def spent_ns(self) -> dict[Spent, int]:
-        """Return the time it has spent in each way (ns), "off" from any zero."""
-        user = time.clock_gettime_ns(self.user_clock)
+    def spent(self) -> Spent:
+        """Return what its time went to by now."""
         cpu = time.clock_gettime_ns(self.cpu_clock)
         in_line = self.line.now()
-        off = now_ns() - cpu - in_line
-        return {"user": user + in_line, "system": cpu - user, "off": off}
+        return Spent(cpu, in_line, now_ns() - cpu - in_line)
 
-    def place(self, how: Spent) -> int:
-        """Return the time so spent since it was last placed, ns, and count it as placed.
+    def place(self, computes: bool) -> int:
+        """Return for how long it has computed, or slept, since that was last placed, ns.
 
-        It may be 0: the kernel's clocks of user and system time go in ticks of 1 to 10 ms.
-
-        A thread that mostly sleeps stands in line each time it wakes, but is seldom seen computing:
-        a single sample would stand for all of that time (0.6 of 1.5 s, in a loop of sleeps beside
-        busy processes). What exceeds `MOST_IN_LINE` is left out, so that all samples share it.
+        To wait for a core counts as computing: it does so wherever the system has stopped it. A
+        thread that mostly sleeps stands in line each time it wakes, but is seldom seen computing:
+        what exceeds `MOST_IN_LINE` is left out, so that all samples share it.
         """
-        spent = self.spent_ns()[how]
-        weight = min(spent - self.placed[how], LONGEST_NS)
-        if weight > 0:
-            self.placed[how] = spent
-        if how == "user":
-            before, self.computed = self.computed, time.clock_gettime_ns(self.user_clock)
-            weight = min(weight, (1 + MOST_IN_LINE) * (self.computed - before))
-        return weight
+        now = self.spent()
+        cpu, in_line, asleep = (new - old for new, old in zip(now, self.placed, strict=True))
+        if computes:
+            self.placed = now._replace(asleep=self.placed.asleep)
+            return min(cpu + in_line, (1 + MOST_IN_LINE) * cpu, LONGEST_NS)
+        self.placed = self.placed._replace(asleep=now.asleep)
+        return min(asleep, LONGEST_NS)
 
-    def spends_now(self, tick: Timer, late: bool) -> Spent | None:
-        """Return how it spends its time now; None if it computes, which is the signal's to note.
-
-        None as well where that is not known: the look came `late`.
-        """
-        spent = self.spent_ns()
-        if self._is_off():
-            much = spent["off"] - self.placed["off"] > MUCH_NS
-            return "off" if much or not late else None
-        system = spent["system"] - self.placed["system"] > LEAST_NS
-        return "system" if system and self._is_in_system(tick) else None
-
-    def _is_off(self) -> bool:
-        """Whether it sleeps."""
+    def is_asleep(self) -> bool:
+        """Whether it neither computes nor could."""
         before = time.clock_gettime_ns(self.cpu_clock)
         stands = time.clock_gettime_ns(self.cpu_clock) == before
         return stands and not self.state.is_runnable()
-
-    def _is_in_system(self, tick: Timer) -> bool:
-        """Wait for a tick on its core; whether it was in the system then, as the clocks say."""
-        before = time.clock_gettime_ns(self.user_clock)
-        tick.arm(0.0)
-        seen = signal.sigtimedwait([signal.SIGURG], TICK_S)
-        return seen is not None and time.clock_gettime_ns(self.user_clock) == before
 
 
 class Sampler:
@@ -196,12 +163,10 @@ class Sampler:
         try:
             signal.signal(signal.SIGURG, self._in_user_mode)
             signal.siginterrupt(signal.SIGURG, False)
-            thread = MainThread()
-            self.due = now_ns() + FLUSH_NS
-            self.thread = thread
+            thread = self.thread = MainThread()
             thread.timer.arm(self._period_s())
             # not of `threading`: the user's list of threads stays as it is
-            _thread.start_new_thread(self._beside, (thread,))
+            _thread.start_new_thread(self._look_from_beside, (thread,))
         except (OSError, RuntimeError) as error:
             signal.signal(signal.SIGURG, signal.SIG_DFL)
             self.thread = None
@@ -219,7 +184,7 @@ class Sampler:
         if threading.get_ident() != threading.main_thread().ident:
             return "the loop does not run in the main thread"
         if _is_told_of_signals() or signal.SIGURG in signal.pthread_sigmask(signal.SIG_BLOCK, []):
-            return TOLD
+            return "the program is told of every signal, or holds them back"
         there = signal.getsignal(signal.SIGURG)
         other = getattr(there, "__self__", None)
         if not isinstance(other, Sampler):
@@ -242,69 +207,54 @@ class Sampler:
         if thread is not None and self.pid == os.getpid():
             thread.release()
             with contextlib.suppress(ValueError):  # in another thread
-                if signal.getsignal(signal.SIGURG) == self._in_user_mode:
+                if self._has_the_signal():
                     signal.signal(signal.SIGURG, signal.SIG_DFL)
+
+    def _has_the_signal(self) -> bool:
+        return signal.getsignal(signal.SIGURG) == self._in_user_mode
 
     def _in_user_mode(self, _signal: int, frame: FrameType | None) -> None:
         """Note where the main thread computes; the kernel found it there."""
         thread = self.thread
         if thread is None or frame is None or self.pid != os.getpid():
             return
-        if _is_told_of_signals():
-            self.missing = TOLD
-            self.stop()
-            return
         if self.lock.acquire(blocking=False):  # else its time goes to the next sample
             try:
-                self._take(thread, "user", frame)
+                self._take(thread, frame, computes=True)
             finally:
                 self.lock.release()
         if self.thread is thread and self.taken < self.most:
             thread.timer.arm(self._period_s())  # only now: samples do not nest
 
-    def _beside(self, thread: MainThread) -> None:
-        with contextlib.suppress(Exception):  # Python would show it on the user's stderr
-            self._look_from_beside(thread)
-
     def _look_from_beside(self, thread: MainThread) -> None:
-        """Note where the main thread sleeps or is in the system; write what has gathered."""
+        """Note where the main thread sleeps; write what has gathered."""
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
-        tick = Timer(thread.cpu_clock)
-        while self.thread is thread and self.taken < self.most:
-            if signal.getsignal(signal.SIGURG) != self._in_user_mode:
-                self.missing = "SIGURG is not free"
-                self.stop()
-                break
-            pause_s = self._period_s()
-            due = now_ns() + int(pause_s * 1e9)
-            if thread.sampled.acquire(timeout=pause_s):  # no time.sleep: programs replace it
-                break
-            late = now_ns() - due > LATE_NS
-            with contextlib.suppress(OSError):  # the thread has just ended
-                how = thread.spends_now(tick, late)
-                with self.lock:
-                    frame = stack.top_frame(thread.ident) if how else None
-                    if how and frame is not None and self.thread is thread:
-                        self._take(thread, how, frame)
-                    del frame  # it would keep the user's variables
-            if now_ns() > self.due:
-                self.flush()
-                if self.while_there and not self.while_there.exists():
-                    self.stop()  # the run is over; workers that persist go on
-        tick.delete()
+        with contextlib.suppress(Exception):  # Python would show it on the user's stderr
+            while self.thread is thread and self._has_the_signal() and self.taken < self.most:
+                pause_s = self._period_s()
+                due = now_ns() + int(pause_s * 1e9)
+                if thread.sampled.acquire(timeout=pause_s):  # no time.sleep: programs replace it
+                    break
+                if now_ns() < due + LATE_NS and thread.is_asleep():
+                    with self.lock:
+                        frame = stack.top_frame(thread.ident)
+                        if frame is not None and self.thread is thread:
+                            self._take(thread, frame, computes=False)
+                        del frame  # it would keep the user's variables
+                if now_ns() > self.due:
+                    self.flush()
+                    if self.while_there and not self.while_there.exists():
+                        break  # the run is over; workers that persist go on
+        if self.thread is thread:
+            self.stop()
 
-    def _take(self, thread: MainThread, how: Spent, frame: FrameType) -> None:
-        """Place the time spent `how` since its last sample at the stack of `frame`."""
-        try:
-            weight = thread.place(how)
+    def _take(self, thread: MainThread, frame: FrameType, computes: bool) -> None:
+        """Place the time spent since its last sample of the kind at the stack of `frame`."""
+        weight = thread.place(computes)
+        with OwnErrors():  # no loop may end on our account
             if weight > 0:
                 self.rows.append((now_ns(), weight, self.places.number_of(frame)))
                 self.taken += 1
-        except Exception as error:  # of the user's objects: no loop may end on our account
-            if signal_of(error) is not None:
-                raise
-            self.missing = f"{type(error).__name__}: {error}"
-            self.taken = self.most
 
     def flush(self) -> None:
         """Write what has gathered, if anything."""

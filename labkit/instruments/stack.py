@@ -5,17 +5,14 @@ A place is described when it is first met, and has a number from then on.
 
 from __future__ import annotations
 
-import dis
 import functools
 import gc
 import inspect
-import itertools
 import linecache
 import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType
 from typing import NamedTuple, TypeAlias
 
@@ -27,13 +24,8 @@ LONGEST_LINE = 80  # characters of a line of source that are kept
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # What a run of ours runs stands for the user's own: dataset, model, loop, the slow script's step
 STAND_FOR_USERS = {
-    os.path.join(HOME, *place)
-    for place in (
-        ("bench", "data.py"),
-        ("bench", "models.py"),
-        ("bench", "loop.py"),
-        ("course", "slow_step.py"),
-    )
+    os.path.join(HOME, *place.split("/"))
+    for place in ("bench/data.py", "bench/models.py", "bench/loop.py", "course/slow_step.py")
 }
 LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))})
 LIBRARIES += (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -53,7 +45,6 @@ KINDS = {  # of work, by the modules that do it; the longest prefix of a module'
     "io": "io _io os posix codecs shutil pickle _pickle sqlite3 _sqlite3 h5py torch.serialization",
     "wait": "threading _thread queue _queue select selectors multiprocessing "
     "torch.multiprocessing subprocess socket ssl urllib http requests concurrent",
-    "proxy": "multiprocessing.managers",
     "python": "torch.utils torch.storage torchvision.transforms torchvision.io",
 }
 KIND_OF = {module: kind for kind, modules in KINDS.items() for module in modules.split()}
@@ -97,11 +88,6 @@ def is_users(file: str) -> bool:
     return not file.startswith(UNWRITTEN) and not any(folder in file for folder in LIBRARIES)
 
 
-def is_ours(file: str) -> bool:
-    """Return whether a file is of labkit, and stands for no user's: its time is our own cost."""
-    return file.startswith(HOME) and file not in STAND_FOR_USERS
-
-
 def top_frame(thread: int) -> FrameType | None:
     """Return the innermost frame that another thread is in; None where it has ended.
 
@@ -109,13 +95,10 @@ def top_frame(thread: int) -> FrameType | None:
     collect garbage, whose finalizers may let the thread go on and drop that very frame: then the
     process crashes. So all frames of the stack are made here, and nothing is collected meanwhile.
     """
-    if sys.version_info[:2] != (3, 11):
-        return sys._current_frames().get(thread)
     collects = gc.isenabled()
     gc.disable()
     try:
-        top = sys._current_frames().get(thread)
-        frame = top
+        top = frame = sys._current_frames().get(thread)
         while frame is not None:
             frame = frame.f_back
     finally:
@@ -152,23 +135,13 @@ def locals_of(frame: FrameType) -> dict[str, object]:
     code = frame.f_code
     if sys.version_info >= (3, 13) or not code.co_flags & inspect.CO_OPTIMIZED:
         return dict(frame.f_locals)
-    if sys.gettrace() or sys.getprofile() or _calls_locals(code):
+    if sys.gettrace() or sys.getprofile() or "locals" in code.co_names:
         return {}
     kept = frame.f_locals
     names = dict(kept)
     for name in code.co_varnames + code.co_cellvars + code.co_freevars:
         kept.pop(name, None)  # what `exec` has added stays
     return names
-
-
-@functools.lru_cache(4096)
-def _calls_locals(code: CodeType) -> bool:
-    """Return whether a function calls `locals()` or `vars()`, as against `vars(arguments)`."""
-    for step, after in itertools.pairwise(dis.get_instructions(code)):
-        is_global = step.opname == "LOAD_GLOBAL" and step.argval in ("locals", "vars")
-        if is_global and after.argval == 0:  # arguments of the call
-            return True
-    return False
 
 
 def variables(frame: FrameType) -> dict[str, object]:
@@ -189,17 +162,12 @@ def module_of_frame(frame: FrameType) -> str:
     return name if isinstance(name, str) else ""
 
 
-def line_of(frame: FrameType) -> int:
-    """Return the line of a frame; at a loop's jump back, which may have none, of its function."""
-    return frame.f_lineno or frame.f_code.co_firstlineno
-
-
 def text_of(frame: FrameType) -> str:
     """Return the line that a frame is at, as its source has it; "" where that is not here.
 
     The texts in it are left out: one of them may be a password. So is a line in one of many lines.
     """
-    *before, line = linecache.getlines(frame.f_code.co_filename)[: line_of(frame)] or [""]
+    *before, line = linecache.getlines(frame.f_code.co_filename)[: frame.f_lineno] or [""]
     if any("".join(before).count(mark) % 2 or line.count(mark) % 2 for mark in TEXT_MARKS):
         return ""
     return without_literals(" ".join(line.split()))[:LONGEST_LINE]
@@ -221,24 +189,19 @@ def kind_of(module: str) -> str:
     return KIND_OF.get(module, "")
 
 
-def kind_of_calls(frames: Iterable[FrameType]) -> str:
+def kind_of_calls(frames: list[FrameType]) -> str:
     """Return the kind of work of library frames, the deepest first: what is called first tells.
 
     A generator, as `tqdm(loader)`, only hands on. Where no module tells, the deepest line may: a
     package sends a batch to a GPU.
     """
-    deepest = None
-    kinds: list[str] = []
-    for frame in frames:
-        deepest = deepest or frame
+    for frame in reversed(frames):
         module = module_of_frame(frame)
         called = OF_TORCH.get(f".{frame.f_code.co_name}") if module.startswith("torch.") else None
         kind = called or kind_of(module)
-        if kind and not (kinds and frame.f_code.co_flags & inspect.CO_GENERATOR):
-            kinds.append(kind)
-    if kinds or deepest is None:
-        return kinds[-1] if kinds else ""
-    return kind_of_line(deepest)
+        if kind and not frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return kind
+    return kind_of_line(frames[0]) if frames else ""
 
 
 def kind_of_line(frame: FrameType) -> str:
@@ -248,28 +211,17 @@ def kind_of_line(frame: FrameType) -> str:
     whether the line names a tensor or a model.
     """
     text = text_of(frame)
-    kinds = OF_PYTHON
-    other = "python"
-    if any(map(_is_torchs, _values_in(text, frame))):
-        kinds = OF_PYTHON | OF_TORCH
-        other = "torch"
-    return next(filter(None, map(kinds.get, CALLED.findall(text))), other)
-
-
-def _is_torchs(value: object) -> bool:
-    if is_a(value, "torch", "Tensor") or is_a(value, "torch.nn", "Module"):
-        return True
-    return value is sys.modules.get("torch", sys)
-
-
-def _values_in(text: str, frame: FrameType) -> Iterator[object]:
-    """Yield the variables that a line names, and what they hold under the name behind the dot."""
     names = frame.f_globals | locals_of(frame)
+    is_torchs = False
     for path in PATH.findall(text):
         name, _, attribute = path.partition(".")
         value = names.get(name)
-        yield value
-        yield held(value).get(attribute)
+        for each in (value, held(value).get(attribute)):
+            is_torchs |= each is sys.modules.get("torch", sys)
+            is_torchs |= is_a(each, "torch", "Tensor") or is_a(each, "torch.nn", "Module")
+    kinds = OF_PYTHON | OF_TORCH if is_torchs else OF_PYTHON
+    known = filter(None, map(kinds.get, CALLED.findall(text)))
+    return next(known, "torch" if is_torchs else "python")
 
 
 # -- places ----------------------------------------------------------------------------------------
@@ -282,7 +234,6 @@ class Places:
         self.loop: CodeType | None = None  # what iterates the loader: no deeper goes the stack
         self.framed = False  # a package does, which the user's code called
         self.numbers: dict[tuple[object, ...], int] = {}  # {what a stack was: its place's number}
-        self.met: set[CodeType] = set()  # and its code
         self.fresh: dict[int, Place] = {}  # places that were not written yet
 
     def begin(self, frame: FrameType) -> None:
@@ -297,21 +248,13 @@ class Places:
         while loop is not None and loop.f_code is not self.loop:
             frames.append(loop)
             loop = loop.f_back
-        around = frames if loop is None else [*frames, loop]
-        own = next(filter(_is_users, around), None)
-        key: list[object] = [loop and loop.f_lineno]
-        for frame in around:
-            key += (id(frame.f_code), frame.f_lasti)  # to hash a code object takes microseconds
-            if frame is own:
-                break
-        place = tuple(key)
-        number = self.numbers.get(place)
-        if number is None:
-            number = len(self.numbers)
-            self.numbers[place] = number
-            self.met.update(frame.f_code for frame in frames)  # lest another gets its id
-            self.fresh[number] = self._place_of(top, frames, loop, own)
-        return number
+        own = next(filter(_is_users, frames), loop)
+        ends = [each and (each.f_code, each.f_lasti) for each in (top, own)]
+        key = (*ends, loop and loop.f_lineno)
+        if key not in self.numbers:
+            self.numbers[key] = len(self.numbers)
+            self.fresh[self.numbers[key]] = self._place_of(top, frames, loop, own)
+        return self.numbers[key]
 
     def _place_of(
         self,
@@ -322,20 +265,24 @@ class Places:
     ) -> Place:
         """Return the place of a stack: in the user's own code, else in a package's."""
         within, called = _loaders_work(frames)
-        library = list(itertools.takewhile(lambda frame: frame is not own, called))
-        kind = kind_of_line(top) if own is top else kind_of_calls(library)
+        if top.f_code.co_filename.startswith(HOME) and not _is_users(top):
+            # A process is often put off its core in the system calls of what records it
+            kind = "labkit"
+        elif own is top:
+            kind = kind_of_line(top)
+        else:
+            kind = kind_of_calls(called[: called.index(own)] if own in called else called)
         shown = own
         if shown is None or (shown is loop and (within or self.framed)):
             shown = _in_package(called) or top
         site = None
         if loop is not None and loop.f_lineno and not self.framed:
             site = (loop.f_code.co_filename, loop.f_lineno, name_of(loop.f_code))
-        # A process is often put off its core in the system calls of what records it
         return Place(
-            kind="labkit" if is_ours(top.f_code.co_filename) else kind or "loader",
+            kind=kind or "loader",
             within=within,
             file=shown.f_code.co_filename,
-            line=line_of(shown),
+            line=shown.f_lineno or shown.f_code.co_firstlineno,
             function=name_of(shown.f_code),
             call=text_of(shown),
             site=site,
@@ -364,14 +311,8 @@ def _is_users(frame: FrameType) -> bool:
 
 def _in_package(frames: list[FrameType]) -> FrameType | None:
     """Return the deepest of the frames that is of the package called first; None without one."""
-    called = [
-        (module.partition(".")[0], frame)
-        for frame in frames
-        if not (module := module_of_frame(frame)).startswith(NOT_THE_CAUSE)
-    ]
-    if not called:
-        return None
-    package, first = called[-1]
-    if package in ("", "torch"):
-        return first
-    return next(frame for inside, frame in called if inside == package)
+    modules = [module_of_frame(frame) for frame in frames]
+    called = [each for each in modules if not each.startswith(NOT_THE_CAUSE)]
+    package = called[-1].partition(".")[0] if called else None
+    packages = [each.partition(".")[0] for each in modules]
+    return frames[packages.index(package)] if package in packages else None

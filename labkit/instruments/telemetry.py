@@ -1,8 +1,8 @@
 """Sample NVML and psutil in a process of their own: a hung driver stops only the samples.
 
 `python -m labkit.instruments.telemetry SUPERVISOR_PID [FILE]` runs in the run's folder and appends
-`telemetry` events to its log until the supervisor ends it. A metric that is not here is None in
-every sample.
+`telemetry` events to its log until the supervisor ends it. A metric that is not here is None, or
+not in the sample.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from labkit.stamps.events import FILE_NAME, EventLog, events_named
 PERIOD_S = 0.2
 THIN_AFTER_S = 3_600.0  # a run of days must not fill the disk
 POLL_S = 0.02  # between looks at a log that does not have all it should yet
-ENDED = (None, psutil.STATUS_ZOMBIE)  # states of a process; None where it is gone
 FAMILY_S = 1.0  # between two looks at which processes the run has
 NAMED_EVERY = 25  # samples between two looks at what else uses the cores: 5 s
 NAMED_FIRST = 5  # the sample with the first of them: runs may last seconds only
@@ -54,58 +53,55 @@ class Lifetime:
             if gone or any(map(_has_ended, self.processes)):
                 sys.exit()
 
+    def wait_for(self, name: str) -> dict[str, Any]:
+        """Return the event of a name from the log in this folder, as soon as it is there."""
+        while (event := next(events_named(name, FILE_NAME), None)) is None:
+            self.sleep(POLL_S)
+        return event
+
 
 def _has_ended(process: psutil.Process) -> bool:
-    return not answer_to(process.is_running) or answer_to(process.status) in ENDED
+    return answer_to(process.status) in (None, psutil.STATUS_ZOMBIE)
 
 
-def wait_for(name: str, lifetime: Lifetime) -> dict[str, Any]:
-    """Return the event of a name from the log in this folder, as soon as it is there."""
-    while (event := next(events_named(name, FILE_NAME), None)) is None:
-        lifetime.sleep(POLL_S)
-    return event
+def children_of(process: psutil.Process) -> list[psutil.Process]:
+    """Return all that a process has started, and they; [] where it has ended."""
+    return answer_to(lambda: process.children(recursive=True)) or []
 
 
 class CpuMeter:
-    """CPU use of the whole machine, and memory of the run's own processes."""
+    """CPU use of the whole machine, and of the run's own processes, with their memory."""
 
-    def __init__(self, bench_pid: int):
-        self.bench = psutil.Process(bench_pid)
-        self.family = [self.bench]  # and all that it started
+    def __init__(self, bench: psutil.Process):
+        self.bench = bench
+        self.family = [bench]  # and all that it started
         self.family_due = 0.0
-        self.main = Path(f"/proc/{bench_pid}/task/{bench_pid}")  # the thread that launches kernels
-        self.waited: dict[Path, int] = {}  # ns that each of their threads stood in line for a core
+        self.main = Path(f"/proc/{bench.pid}/task/{bench.pid}")  # the thread that launches kernels
         self.cores = quotas.cpu_cores().of
         psutil.cpu_percent()
         self.looked_at = time.monotonic()
         self.spent_s = self._sum(_spent_s)
+        self.waited: dict[Path, int] = {}  # ns that each of their threads stood in line for a core
 
-    def read(self) -> dict[str, float | None]:
-        """Return one sample: shares of all cores, and the memory of the run's own processes.
+    def read(self) -> dict[str, float]:
+        """Return one sample: shares of all cores, and the memory of the run while it goes on.
 
-        None of the run where it has ended. `line_cpu` is the share of the cores' time for which
-        threads stood in line for one, `launch_line` the share of the time for which the one that
-        launches kernels did: they need the kernel's scheduler statistics (Linux).
+        `line_cpu` is the share of the cores' time for which threads stood in line for one,
+        `launch_line` the share of the time for which the one that launches kernels did: they need
+        the kernel's scheduler statistics (Linux).
         """
-        reading: dict[str, float | None] = dict.fromkeys(
-            ("rss_gib", "own_cpu", "line_cpu", "launch_line")
-        )
-        if not _has_ended(self.bench):
-            reading |= self._read_family()
-        return {"cpu": psutil.cpu_percent() / 100, "cpus": self.cores, **reading}
-
-    def _read_family(self) -> dict[str, float]:
-        """Return what is known of the run's own processes."""
+        found = {"cpu": psutil.cpu_percent() / 100, "cpus": self.cores}
+        if _has_ended(self.bench):
+            return found
         now = time.monotonic()
         if now > self.family_due:  # psutil looks at every process: milliseconds
             self.family_due = now + FAMILY_S
-            children = answer_to(lambda: self.bench.children(recursive=True)) or []
-            self.family = [*children, self.bench]
+            self.family = [*children_of(self.bench), self.bench]
         elapsed_s = max(now - self.looked_at, 1e-9)
         spent_s = self._sum(_spent_s)
         own = max(0.0, spent_s - self.spent_s) / elapsed_s / self.cores
         rss = self._sum(lambda each: each.memory_info().rss)
-        found = {"rss_gib": round(rss / 2**30, 4), "own_cpu": round(own, 3)}
+        found |= {"rss_gib": round(rss / 2**30, 4), "own_cpu": round(own, 3)}
         waited = {task: ns for each in self.family for task, _, ns in thread_times(each.pid)}
         if waited and self.waited:
             more = {task: ns - self.waited.get(task, ns) for task, ns in waited.items()}
@@ -126,30 +122,23 @@ def _spent_s(process: psutil.Process) -> float:
     return sum(process.cpu_times()[:4])
 
 
-class OtherPrograms:
-    """The programs outside of the run that use the machine's cores most."""
+def others(own: list[psutil.Process]) -> list[dict[str, Any]]:
+    """Return the programs that used most cores since the last call, the busiest first.
 
-    def __init__(self, own: list[psutil.Process]):
-        """`own` are the processes that, with all that they started, are the run."""
-        self.own = own
-        self.read()
-
-    def read(self) -> list[dict[str, Any]]:
-        """Return those since the last call, the busiest first."""
-        own = {each.pid for each in self.own}
-        for each in self.own:
-            below = answer_to(lambda each=each: each.children(recursive=True)) or []
-            own |= {child.pid for child in below}
-        cores: dict[int, float] = {}
-        for process in psutil.process_iter():  # the same objects again, which know the last look
-            if process.pid not in own:
-                cores[process.pid] = round((answer_to(process.cpu_percent) or 0.0) / 100, 2)
-        busiest = sorted(cores, key=cores.__getitem__, reverse=True)[:MOST_NAMED]
-        return [
-            {"pid": pid, "name": name_of(pid), "cores": cores[pid]}
-            for pid in busiest
-            if cores[pid] >= LEAST_CORES
-        ]
+    Not the processes `own`, nor what these started.
+    """
+    family = {each.pid for process in own for each in (process, *children_of(process))}
+    cores = {
+        each.pid: round((answer_to(each.cpu_percent) or 0.0) / 100, 2)
+        for each in psutil.process_iter()  # the same objects again, which know the last look
+        if each.pid not in family
+    }
+    busiest = sorted(cores, key=cores.__getitem__, reverse=True)[:MOST_NAMED]
+    return [
+        {"pid": pid, "name": name_of(pid), "cores": cores[pid]}
+        for pid in busiest
+        if cores[pid] >= LEAST_CORES
+    ]
 
 
 def _card_of(uuid: str | None, bench_pid: int, log: EventLog) -> GpuMeter | None:
@@ -173,24 +162,22 @@ def main(parent: int, while_there: Path | None = None) -> None:
     wait_for_run()
     log = EventLog(".")
     lifetime = Lifetime([psutil.Process(parent)], while_there)
-    hello = wait_for("hello", lifetime)
-    machine = wait_for("machine", lifetime)
-    cpu = CpuMeter(hello["pid"])
-    lifetime.processes.append(cpu.bench)
-    card = _card_of(machine.get("uuid"), hello["pid"], log)
+    bench = psutil.Process(lifetime.wait_for("hello")["pid"])
+    machine = lifetime.wait_for("machine")
+    lifetime.processes.append(bench)
+    cpu = CpuMeter(bench)
+    card = _card_of(machine.get("uuid"), bench.pid, log)
     spare = machine["kind"] == "cpu" and spare_card(machine["versions"].get("cuda"))
     if spare:
         log.write("spare_card", name=spare)
-    programs = OtherPrograms(lifetime.processes)
-    begun = time.monotonic()
-    due = begun
+    others(lifetime.processes)
+    begun = due = time.monotonic()
     for count in itertools.count():
         log.write("telemetry", **cpu.read(), **(card.read() if card else {}))
         if count % NAMED_EVERY == NAMED_FIRST:
-            named = {"beside": programs.read(), "on_the_card": card.named_others() if card else []}
-            for event, processes in named.items():
-                if processes:
-                    log.write(event, processes=processes)
+            log.write("beside", processes=others(lifetime.processes))
+            if card and (found := card.named_others()):
+                log.write("on_the_card", processes=found)
         # From when it was due: no drift. All samples are at most two hours'
         due += PERIOD_S * max(1.0, (due - begun) / THIN_AFTER_S) ** 2
         lifetime.sleep(due - time.monotonic())

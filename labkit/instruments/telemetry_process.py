@@ -14,7 +14,7 @@ ROOT = str(Path(__file__).parents[2])  # where the package `labkit` is
 
 
 def telemetry_beside(folder: Path) -> Path | None:
-    """Sample the instruments beside this process; None where that cannot be started.
+    """Sample into the run in `folder` beside this process; None where that cannot be started.
 
     Returns the file that is deleted to end it. It ends with this process as well, whose child it is
     not: a program waits for its own children only.
@@ -22,26 +22,20 @@ def telemetry_beside(folder: Path) -> Path | None:
     if sys.platform != "linux":  # it could outlive us
         return None
     while_there = folder / TELEMETRY
+    path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
+    own = [sys.executable, "-m", "labkit.instruments.telemetry", str(os.getpid()), str(while_there)]
     with suppress(OSError):  # numbers without telemetry are still numbers
         while_there.touch()
         # the shell is over at once, and leaves the process to the system
-        start_telemetry(folder, ["/bin/sh", "-c", '"$@" &', "sh"], str(while_there)).wait()
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", '"$@" &', "sh", *own],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": path, "LABKIT_WATCHING": ""},
+            start_new_session=True,  # no Ctrl-C
+        )
+        process.wait()
         return while_there
     return None
-
-
-def start_telemetry(
-    folder: Path, through: list[str] | None = None, *while_there: str
-) -> subprocess.Popen[bytes]:
-    """Start to sample into the run in `folder`, by the command `through` where one is given."""
-    path = os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))
-    own = [sys.executable, "-m", "labkit.instruments.telemetry", str(os.getpid()), *while_there]
-    return subprocess.Popen(
-        [*(through or []), *own],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": path, "LABKIT_WATCHING": ""},
-        start_new_session=True,  # no Ctrl-C
-    )

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from labkit.stamps.folder_rights import own_folder, private, text_of
-from labkit.stamps.locks import is_locked, try_lock
+from labkit.stamps.folder_rights import is_locked, own_folder, private, text_of, try_lock
 
 PATIENCE_S = 20.0  # how long a run waits for another one's device before it gives up
 LONGEST_HOLDER = 300  # characters that are read of who has a device
@@ -43,10 +42,8 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
         time.sleep(0.05)
     pid = os.getpid()
     since = time.strftime("since %H:%M:%S")
-    holder = f"run {run} (process {pid} on {platform.node()}, {since})\nkill {pid}"
     os.ftruncate(fd, 0)
-    os.lseek(fd, 0, os.SEEK_SET)
-    os.write(fd, holder.encode())
+    os.write(fd, f"run {run} (process {pid} on {platform.node()}, {since})\nkill {pid}".encode())
     return fd
 
 

@@ -7,7 +7,6 @@ import ctypes
 import os
 import platform
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -15,10 +14,8 @@ from typing import Any
 
 # Whether the system tells of its processes in /proc, and has pidfds. Elsewhere psutil is asked
 LINUX = sys.platform == "linux" and hasattr(os, "pidfd_open")
-# Windows' counterpart of `start_new_session`: a Ctrl-C in the terminal is the kernel's alone
-OWN_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
+PR_SET_CHILD_SUBREAPER = 36
 MARK = "LABKIT_RUN"  # in the environment of a run's processes: the run's folder
 # They clean up after the others and leave by themselves when the last one is gone (Linux)
 CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
@@ -45,11 +42,6 @@ def descendants(root: int) -> list[int]:
         parents = [pid for parent in parents for pid in children.get(parent, [])]
         found += parents
     return found
-
-
-def is_alive(pid: int) -> bool:
-    """Whether Linux has a process `pid` that is no zombie."""
-    return _state_and_parent(pid)[0] != b"Z"
 
 
 def _state_and_parent(pid: int | str) -> tuple[bytes, int]:
@@ -80,7 +72,7 @@ def end_marked(folder: str | os.PathLike, sessions: Collection[int]) -> None:
     import psutil
 
     def started() -> list[int]:
-        found = psutil.process_iter(["pid", "cmdline", "environ"])
+        found = psutil.process_iter(["cmdline", "environ"])
         living = {each.pid: each.info for each in found if each.info["cmdline"]}  # none: it ends
         left_over = set(sessions) - living.keys()
         return [
@@ -138,9 +130,9 @@ def exit_name(code: Any) -> str:
 
 
 def exists(pid: int) -> bool:
-    """Whether there is a process `pid`."""
+    """Whether there is a process `pid`, and on Linux one that is no zombie."""
     if LINUX:
-        return os.path.exists(f"/proc/{pid}")
+        return _state_and_parent(pid)[0] != b"Z"
     import psutil
 
     return psutil.pid_exists(pid)
@@ -152,3 +144,43 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
+
+
+# Of a supervisor and the process above it, each ends the run if the other is killed. Linux gives
+# the children of a process that dies to the nearest "subreaper" above it, whatever their session,
+# environment or open files. So whatever a run has started is found below the one that is left.
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose parent dies, double forks included."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def go_on_guarded() -> None:
+    """Return in a child of this process only; this one waits for it, and ends as it does.
+
+    The child has a SIGHUP when this one is killed.
+    """
+    adopt_orphans()
+    guard = os.getpid()
+    supervisor = os.fork()
+    if supervisor:
+        _wait_for(supervisor)
+    os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
+    if os.getppid() != guard:
+        os._exit(1)
+
+
+def _wait_for(supervisor: int) -> None:
+    """Pass on a request to stop; if the supervisor is killed, end what it leaves. Never returns."""
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(supervisor, signal.SIGTERM))
+    code = os.waitstatus_to_exitcode(os.waitpid(supervisor, 0)[1])
+    if code:  # else what it has started since the run's end may stay
+        end_all(os.getpid(), set())
+    if code < 0:
+        with contextlib.suppress(OSError):  # SIGKILL takes no handler
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)

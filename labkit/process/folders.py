@@ -11,9 +11,8 @@ from pathlib import Path
 
 import platformdirs
 
-from labkit.process import leftovers
-from labkit.process.run_mark import delete_run, is_run, mark_run
-from labkit.stamps import folder_rights, locks
+from labkit.process.leftovers import MARK_NAME, PLAN_NAME, delete_run, is_run
+from labkit.stamps.folder_rights import NotOurs, is_locked, own_folder, private
 
 # Older runs are deleted when a new one starts; save() those you want to keep
 KEPT_RUNS = 100
@@ -31,39 +30,33 @@ def home() -> Path:
 @functools.cache
 def _writable(wanted: str) -> Path:
     try:
-        place = Path(wanted).expanduser().absolute()  # a run's processes work in its folder
-        with tempfile.TemporaryFile(dir=folder_rights.own_home(place)):
+        place = Path(wanted).expanduser().resolve()  # a run's processes work in its folder
+        with tempfile.TemporaryFile(dir=own_folder(place)):
             return place
-    except folder_rights.NotOurs:
+    except NotOurs:
         raise
-    except (
-        OSError,
-        RuntimeError,
-    ):  # a user may have no home; the processes of this kernel's runs have it, too
+    except (OSError, RuntimeError):  # a user may have no home
+        # The processes of this kernel's runs have it, too
         return Path(tempfile.mkdtemp(prefix="labkit-"))
 
 
 def part(name: str) -> Path:
     """Return a folder in the cache folder, made where it is missing; NotOurs if it is another's."""
-    return folder_rights.own_folder(home() / name)
+    return own_folder(home() / name)
 
 
 def new_run() -> Path:
-    """Make and return the folder of a new run; delete the oldest where there are too many."""
-    runs = part("runs")
-    _delete_oldest(runs)
-    folder = runs / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
-    folder.mkdir(mode=0o700)
-    mark_run(folder)
-    return folder
+    """Make and return the folder of a new run; delete the oldest where there are too many.
 
-
-def _delete_oldest(runs: Path) -> None:
-    """Delete what is over KEPT_RUNS, the longest unchanged first, but nothing that may be in use.
-
-    In use is what changed within a day, and what has a supervisor.
+    Nothing that may be in use goes: what changed within a day, and what has a supervisor.
     """
+    runs = part("runs")
     changed = sorted((run.stat().st_mtime, run) for run in runs.iterdir() if is_run(run))
     for at, run in changed[: max(0, len(changed) - KEPT_RUNS + 1)]:
-        if at < time.time() - IN_USE_S and not locks.is_locked(run / leftovers.PLAN_NAME):
+        if at < time.time() - IN_USE_S and not is_locked(run / PLAN_NAME):
             delete_run(run)
+    folder = runs / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+    folder.mkdir(mode=0o700)
+    with open(folder / MARK_NAME, "w", encoding="utf-8", opener=private) as file:
+        file.write(folder.name)
+    return folder

@@ -8,20 +8,151 @@ device and wait ten minutes. `LABKIT_WARM=0` switches this off, `LABKIT_WARM=1` 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
 
-from labkit.process import device_lock, folders, leftovers
-from labkit.process.handle import JOIN_S, Handle, runs
+from labkit.orders import Plan
+from labkit.process import device_lock, family, folders, leftovers
+from labkit.stamps.events import RESERVE_BYTES, RESERVE_NAME, SPEC_NAME, EventLog, private
 
 BENCH = "labkit.bench"
 RANKS = "labkit.bench.ranks"
+TELEMETRY = [sys.executable, "-m", "labkit.instruments.telemetry"]
 IDLE_S = 600.0  # how long a standby waits for a run
+JOIN_S = 5.0  # the supervisor is gone 2 s after a forced stop at the latest
+ROOT = str(Path(__file__).parents[2])  # where the package `labkit` is
 
+runs: list[Handle] = []  # a handle that is collected would close the pipe and end its run
 _standby: Handle | None = None
 _choosing = threading.Lock()  # held while a run or a standby is being started
+
+
+class Handle:
+    """The kernel's handle on the supervisor of a run, which may wait for it as a standby."""
+
+    process: subprocess.Popen[bytes] | None = None  # the supervisor, once it was started
+    pipe: IO[bytes]  # what it reads
+    deadline = 0.0  # of a standby
+    is_over = False
+
+    def __init__(self, module: str, after: list[str] | None = None):
+        """Make the run's folder; `module` measures, `after` is a command to start in the end."""
+        self.folder = folders.new_run()
+        self.after = after
+        self.bench = bench_command(module, self.folder)
+        self.surroundings = surroundings()
+
+    def start(self, idle_s: float | None = None) -> None:
+        """Start the supervisor, which starts the others; with `idle_s` as a standby."""
+        self.deadline = time.monotonic() + 0.99 * (idle_s or 0.0)  # no race with its own end
+        plan = Plan(
+            kernel_pid=os.getpid(),
+            system=family.this_system(),
+            idle_s=idle_s,
+            bench=self.bench,
+            telemetry=TELEMETRY,
+            after=self.after,
+        )
+        self._write(leftovers.PLAN_NAME, plan)
+        code = (
+            f"import sys; sys.path[:] = [{ROOT!r}, *filter(None, sys.path)]; "
+            f"from labkit.process.supervisor import main; main({str(self.folder)!r})"
+        )
+        python_path = filter(None, [os.environ.get("PYTHONPATH"), ROOT])
+        own = {
+            "LABKIT_HOME": str(folders.home()),
+            "PYTHONPATH": os.pathsep.join(python_path),
+            "LABKIT_WATCHING": "",  # not for `labkit watch`, if this is a script under it
+        }
+        # Alone on Linux, where it needs the standard library only; elsewhere psutil too
+        isolated = ["-I", "-S"] if family.LINUX else []
+        with open(self.folder / "supervisor.stderr", "wb", opener=private) as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, *isolated, "-c", code],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env=os.environ | own,  # whole: the dataset may need a key, or the process that logs
+                start_new_session=True,
+            )
+        assert self.process.stdin is not None
+        self.pipe = self.process.stdin
+
+    def begin(self, order: Mapping[str, object], head: dict[str, Any]) -> None:
+        """Have the bench do what `order` says; `head` is the log's first event. Raises OSError."""
+        (self.folder / RESERVE_NAME).write_bytes(bytes(RESERVE_BYTES))
+        EventLog(self.folder).write(**head)
+        self._write(SPEC_NAME, order)
+        if self.process is None:
+            self.start()
+        else:
+            self._say(b"go\n")
+        runs.append(self)
+
+    def _write(self, name: str, said: Mapping[str, object]) -> None:
+        with open(self.folder / name, "w", encoding="utf-8", opener=private) as file:
+            json.dump(said, file)
+
+    def _say(self, line: bytes) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the supervisor is gone
+            self.pipe.write(line)
+            self.pipe.flush()
+
+    def discard(self) -> None:
+        """End a standby, or give up a run that could not be started: nothing of it stays."""
+        if self.process is None:
+            leftovers.delete_run(self.folder)
+        else:
+            self.pipe.close()
+            runs.append(self)  # until it has ended
+
+    def alive(self) -> bool:
+        """Whether the supervisor is there; where it was killed, see to what it left."""
+        code = self.process.poll() if self.process else 0
+        if code is not None and not self.is_over:
+            self.is_over = True
+            leftovers.wait_for_supervisor(self.folder)  # of the two processes one may be at work
+            if code > 0 or (code and (self.folder / leftovers.PLAN_NAME).exists()):
+                said = (self.folder / "supervisor.stderr").read_text(errors="replace").splitlines()
+                how = f"failed: {said[-1]}" if said else f"was killed ({family.exit_name(code)})"
+                leftovers.clear_up(self.folder, stop=None, code=None, why=f"the supervisor {how}")
+            with contextlib.suppress(OSError):
+                self.pipe.close()
+            stand_by()
+        return code is None
+
+    def stop(self) -> None:
+        """Ask for Stop and wait until the run's last process is gone."""
+        self._say(b"stop\n")
+        self.join()
+
+    def join(self) -> None:
+        """Wait until the supervisor has ended."""
+        assert self.process is not None
+        try:
+            self.process.wait(JOIN_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.alive()
+
+
+def bench_command(module: str, folder: Path) -> list[str]:
+    """Return the command that measures in `folder`; its last argument is the supervisor's pid."""
+    return [sys.executable, "-u", "-m", module, str(folder)]
+
+
+def surroundings() -> tuple:
+    """Return what a process inherits from this one, as far as it can change a run."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    return dict(os.environ), cores, sys.executable, folders.home()
 
 
 @contextlib.contextmanager
@@ -30,13 +161,16 @@ def starting(module: str, after: list[str] | None) -> Iterator[Handle]:
     with _choosing:
         runs[:] = [handle for handle in runs if handle.alive()]
         leftovers.clear(folders.home() / "runs")
-        standby = _taken()
-        if standby and module == BENCH and after is None and standby.fits():
-            handle = standby
-        else:
-            if standby:
-                standby.discard()  # its import would disturb the run that starts now
-            handle = Handle(module, after, stand_by)
+        handle = _taken()
+        asked = (module, after, surroundings())
+        if handle and not (
+            asked == (BENCH, None, handle.surroundings)
+            and handle.alive()
+            and time.monotonic() < handle.deadline
+        ):
+            handle.discard()  # its import would disturb the run that starts now
+            handle = None
+        handle = handle or Handle(module, after)
         try:
             yield handle
         except BaseException:
@@ -49,14 +183,18 @@ def stand_by(idle_s: float = IDLE_S, forced: bool = False) -> None:
     global _standby
     if not wanted(forced) or not _choosing.acquire(blocking=False):
         return
-    with contextlib.ExitStack() as undo, contextlib.suppress(OSError):  # the next run will tell
-        undo.callback(_choosing.release)
-        going = any(handle.process.poll() is None for handle in runs)
+    standby = None
+    try:
+        going = any(handle.alive() for handle in runs)
         if not (going or _standby or device_lock.any_held(folders.home() / "locks")):
-            standby = Handle(BENCH, None, stand_by)
-            undo.callback(lambda: standby is _standby or standby.discard())
+            standby = Handle(BENCH)
             standby.start(idle_s)
             _standby = standby
+    except OSError:  # the next run will tell
+        if standby:
+            standby.discard()
+    finally:
+        _choosing.release()
 
 
 def end_standby() -> None:
@@ -65,7 +203,7 @@ def end_standby() -> None:
         standby = _taken()
         if standby is not None:
             standby.discard()
-            standby.process.wait(JOIN_S)
+            standby.join()
 
 
 def _taken() -> Handle | None:

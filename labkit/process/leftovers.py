@@ -1,7 +1,8 @@
 """What a run leaves in its folder and in shared memory, and how it is cleared up.
 
 A run's plan (`launch.json`) is there from start to end, locked by its supervisor. One without a
-lock, whose kernel is gone too, is cleared up after by the next run. Standard library only.
+lock, whose kernel is gone too, is cleared up after by the next run. Only a folder that has labkit's
+mark is ever deleted. Standard library only.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -16,28 +18,46 @@ from pathlib import Path
 from typing import IO
 
 from labkit.orders import Plan
-from labkit.process.family import end_marked, exists, is_alive, this_system
-from labkit.process.run_mark import delete_run, is_run
+from labkit.process.family import end_marked, exists, this_system
 from labkit.stamps.events import FILE_NAME, RESERVE_NAME, SPEC_NAME, EventLog, events_named
-from labkit.stamps.folder_rights import MOST_BYTES, is_ours, is_own_file, private
-from labkit.stamps.locks import is_locked, try_lock
+from labkit.stamps.folder_rights import (
+    MOST_BYTES,
+    is_locked,
+    is_ours,
+    is_own_file,
+    private,
+    text_of,
+    try_lock,
+)
 from labkit.stamps.step_ring import RING_NAME, recover
 
+RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
+MARK_NAME = "labkit-run"  # a file in a run's folder, which holds the folder's name
 PLAN_NAME = "launch.json"
 LONGEST_END_S = 4.0  # that ending the processes of a run takes
-DEEPEST = 60  # bytes of a folder's path: of a socket's it takes 103, of which ours has 41
 PAYLOADS = "*.pkl"  # the user's own objects, on their way to a bench that ended before
+
+
+def is_run(folder: Path) -> bool:
+    """Whether labkit made the folder, under this name, for a run of this user's."""
+    is_named = RUN_NAME.fullmatch(folder.name) is not None
+    return is_named and is_ours(folder) and text_of(folder / MARK_NAME) == folder.name
+
+
+def delete_run(folder: Path) -> None:
+    """Delete a run's folder; one without the mark, or a link, stays."""
+    if is_run(folder):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def logged_pids(folder: str | os.PathLike, name: str) -> set[int]:
     """Return the pids in the events `name` of a run's log, and its ranks': "hello" or "workers"."""
-    found = set()
+    found = []
     for place in (Path(folder), *Path(folder).glob("rank*")):
         with contextlib.suppress(OSError):
             for event in events_named(name, place / FILE_NAME):
-                pids = event["pids"] if "pids" in event else [event["pid"]]
-                found.update(pid for pid in pids if type(pid) is int and pid > 1)
-    return found
+                found += event["pids"] if "pids" in event else [event["pid"]]
+    return {pid for pid in found if type(pid) is int and pid > 1}
 
 
 def remove_segments(pids: set[int]) -> None:
@@ -48,7 +68,7 @@ def remove_segments(pids: set[int]) -> None:
     for pid in pids:
         for path in Path("/dev/shm").glob(f"torch_{pid}_*"):
             with contextlib.suppress(OSError):
-                if is_own_file(os.lstat(path)) and not is_alive(pid):
+                if is_own_file(os.lstat(path)) and not exists(pid):
                     path.unlink()
 
 
@@ -64,17 +84,11 @@ def plan_of(folder: str | os.PathLike) -> tuple[Plan, IO]:
 def clear(runs: Path) -> None:
     """See to the runs in `runs` whose kernel and supervisor are both gone."""
     for place in runs.glob(f"*/{PLAN_NAME}"):
-        with contextlib.suppress(Exception):  # whatever stands in it
-            if not is_run(place.parent):
-                continue
-            with open(place, opener=private) as file:
-                plan = json.loads(file.read(MOST_BYTES))
-                alive = plan["system"] != this_system() or exists(plan["kernel_pid"])
-                dead = not alive and try_lock(file.fileno())
-                if dead:
-                    clear_up(place.parent, stop="kernel gone", code=None)
-            if dead:
-                place.unlink(missing_ok=True)  # Windows removes no open file
+        with contextlib.suppress(Exception), open(place, opener=private) as file:
+            plan = json.loads(file.read(MOST_BYTES))  # whatever stands in it
+            is_dead = plan["system"] == this_system() and not exists(plan["kernel_pid"])
+            if is_dead and is_run(place.parent) and try_lock(file.fileno()):
+                clear_up(place.parent, stop="kernel gone", code=None)
 
 
 def wait_for_supervisor(folder: Path) -> None:
@@ -96,9 +110,7 @@ def clear_up(folder: Path, **how: object) -> None:
         time.sleep(0.01)
     remove_segments(logged_pids(folder, "workers"))
     recover(folder)
-    log = EventLog(folder)
-    log.write("end", **how)
-    log.close()
+    EventLog(folder).write("end", **how)
     remove_tools(folder)
 
 
@@ -123,8 +135,6 @@ def remove_tools(folder: str | os.PathLike[str]) -> None:
 def socket_folder(bench_pid: int) -> Path:
     """Return where a bench keeps its processes' sockets: else a killed one's would stay behind.
 
-    Not in the run's own folder, nor in a TMPDIR that is as deep: a socket's path is a short one.
+    Not in the run's own folder: a socket's path is a short one.
     """
-    place = tempfile.gettempdir()
-    place = place if len(os.fsencode(place)) <= DEEPEST else "/tmp"
-    return Path(place) / f"labkit-sockets-{bench_pid}"
+    return Path(tempfile.gettempdir()) / f"labkit-{bench_pid}"

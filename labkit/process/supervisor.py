@@ -2,27 +2,25 @@
 
 The kernel talks to it through stdin: "go" hands a standby its run, "stop" asks for Stop, end of
 file: it is gone. On Linux it is single-threaded and of the standard library only: no GIL, driver or
-full pipe holds it up. Elsewhere it reads its pipes in threads, and asks psutil for processes.
+full pipe holds it up. Elsewhere it looks at its pipes in turn, and asks psutil for processes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import selectors
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from labkit.process import family, guard, leftovers
+from labkit.process import family, leftovers
+from labkit.process.leftovers import delete_run
 from labkit.process.output import Output
-from labkit.process.run_mark import delete_run
 from labkit.stamps.events import SPEC_NAME, EventLog, private
 from labkit.stamps.step_ring import DRAIN_S, Drain
 
@@ -30,7 +28,7 @@ GRACE_S = 1.0  # between asking the bench to stop and killing it
 GRACE_WITHOUT_KERNEL_S = 0.2
 GONE = "kernel gone"
 UNGUARDED = "the supervisor was killed"  # it, or the process above it
-POLL_S = 0.5  # between two looks at kernel and bench, where a standby waits
+POLL_S = 0.05  # between two looks at pipes and processes, but on Linux
 
 
 class Supervisor:
@@ -46,8 +44,6 @@ class Supervisor:
         self.kill_at = float("inf")
         self.outputs: list[Output] = []
         self.waiting: list = []  # the stdin of each process that waits for the run
-        self.heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # from the kernel
-        self.readers: list[threading.Thread] = []  # one for each of `outputs`
         self.children: list[subprocess.Popen] = []
 
     def run(self) -> None:
@@ -76,8 +72,6 @@ class Supervisor:
             why = UNGUARDED
         how = {"stop": None, "why": why} if why else {"stop": self.cause}
         log.write("end", **how, code=self.code)
-        if not family.LINUX:
-            self.lock.close()  # Windows removes no open file
         leftovers.remove_tools(self.folder)
         if not log.flush():
             sys.exit(f"labkit: the event log could not be written: {log.error}")
@@ -96,7 +90,7 @@ class Supervisor:
         self.kill_at = time.monotonic() + (GRACE_WITHOUT_KERNEL_S if cause == GONE else GRACE_S)
         if self.bench and self.code is None:
             with contextlib.suppress(OSError):
-                os.kill(self.bench.pid, getattr(signal, "CTRL_BREAK_EVENT", signal.SIGINT))
+                os.kill(self.bench.pid, signal.SIGINT)
 
     def _start_all(self) -> str | None:
         """Start bench and telemetry; return why that cannot be done, if it cannot."""
@@ -129,7 +123,6 @@ class Supervisor:
             env=env,
             cwd=self.folder,
             start_new_session=True,
-            creationflags=family.OWN_GROUP,
         )
         self.children.append(child)
         if child.stdin is not None:
@@ -164,25 +157,22 @@ class Supervisor:
 
     def _follow_kernel(self) -> None:
         """Hear what the kernel says from now on."""
+        os.set_blocking(sys.stdin.fileno(), False)
 
-        def listen() -> None:
-            while data := os.read(sys.stdin.fileno(), 4096):
-                self.heard.put(data)
-            self.heard.put(b"")
-
-        threading.Thread(target=listen, daemon=True).start()
+    def _listen(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._hear(os.read(sys.stdin.fileno(), 4096))
 
     def _follow(self, output: Output) -> None:
         """Keep what comes through the bench's output."""
-        reader = threading.Thread(target=output.read_all, daemon=True)
-        self.readers.append(reader)
-        reader.start()
+        os.set_blocking(output.fd, False)
 
     def _react(self, longest_s: float) -> None:
         """Serve the kernel, and see whether it and the bench are there, for up to `longest_s`."""
-        left = min(longest_s, POLL_S, self.kill_at - time.monotonic())
-        with contextlib.suppress(queue.Empty):
-            self._hear(self.heard.get(timeout=max(0.0, left)))
+        pieces = [output.read() for output in self.outputs]
+        if not any(pieces):
+            time.sleep(max(0.0, min(longest_s, POLL_S, self.kill_at - time.monotonic())))
+        self._listen()
         if not family.exists(self.plan["kernel_pid"]):
             self.stop(GONE)
         if self.bench and self.code is None:
@@ -196,9 +186,11 @@ class Supervisor:
                 child.wait(1)
         if self.bench and self.code is None:
             self.code = self.bench.returncode
-        leftovers.remove_segments(leftovers.logged_pids(self.folder, "workers"))
-        for reader, output in zip(self.readers, self.outputs, strict=True):
-            reader.join(1)
+        self._finish_outputs()
+
+    def _finish_outputs(self) -> None:
+        for output in self.outputs:
+            output.read_all()
             output.finish()
 
 
@@ -209,8 +201,8 @@ class LinuxSupervisor(Supervisor):
         super().__init__(folder)
         self.selector = selectors.DefaultSelector()
         self.family: set[int] = set()
-        signal.signal(signal.SIGHUP, lambda *_: self.stop(UNGUARDED))
-        guard.adopt_orphans()
+        signal.signal(signal.SIGHUP, lambda *_: self._lose_guard())
+        family.adopt_orphans()
 
     def _popen(
         self, argv: list[str], out: int | BinaryIO, env: dict | None, stdin: int
@@ -226,6 +218,10 @@ class LinuxSupervisor(Supervisor):
         self._watch(sys.stdin.fileno(), self._listen)
         self._watch_pid(self.plan["kernel_pid"], lambda: self.stop(GONE))
 
+    def _lose_guard(self) -> None:
+        """End the run; where kernel and guard were killed together, it ends for the kernel."""
+        self.stop(UNGUARDED if family.exists(self.plan["kernel_pid"]) else GONE)
+
     def _listen(self) -> None:
         data = os.read(sys.stdin.fileno(), 4096)
         if not data:
@@ -233,7 +229,7 @@ class LinuxSupervisor(Supervisor):
         self._hear(data)
 
     def _follow(self, output: Output) -> None:
-        os.set_blocking(output.fd, False)
+        super()._follow(output)
         # nothing to be read: the pipe is closed
         self._watch(output.fd, lambda: output.read() or self.selector.unregister(output.fd))
 
@@ -266,9 +262,7 @@ class LinuxSupervisor(Supervisor):
             self._collect(family.reap())
             time.sleep(0.003)
         leftovers.remove_segments(self.family | leftovers.logged_pids(self.folder, "workers"))
-        for output in self.outputs:
-            output.read_all()
-            output.finish()
+        self._finish_outputs()
 
 
 def main(folder: str) -> None:
@@ -276,5 +270,5 @@ def main(folder: str) -> None:
     if not family.LINUX:
         Supervisor(folder).run()
         return
-    guard.go_on_guarded()
+    family.go_on_guarded()
     LinuxSupervisor(folder).run()

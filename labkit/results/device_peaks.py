@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import re
+from dataclasses import dataclass, field
 
-from labkit.results.datasheets import card
 from labkit.results.hardware import Machine
 from labkit.results.measurements import MeasurementsData
 from labkit.results.result import Result, Table
 from labkit.results.run_log import RunLog
+from labkit.results.templates import entries
 from labkit.text import counted
 
 SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 ROOFS = ("bandwidth", "fp32", "tf32", "fp16", "bf16")  # what `lk.peaks` measures
+
+
+@dataclass(frozen=True)
+class Card:
+    """Peaks of a card by its data sheet: dense (without sparsity), products summed in FP32."""
+
+    name: str
+    gb_per_s: float  # of its memory, 10^9 byte/s
+    tflop_per_s: dict[str, float]  # per format
+
+
+def card(name: str) -> Card | None:
+    """Return the data sheet of the device with this name; None for a card that is not listed."""
+    # The whole name counts: a Ti, a laptop's chip or a part of a card (MIG) is another product
+    bare = re.sub("^(NVIDIA |Tesla |GeForce )+", "", name)
+    for listed, sheet in entries("cards.json").items():
+        if bare in sheet["driver_names"]:
+            return Card(listed, sheet["gb_per_s"], sheet["tflop_per_s"])
+    return None
 
 
 @dataclass(frozen=True)
@@ -50,40 +70,34 @@ class Peaks(Result):
     gb_per_s: float | None  # of its memory, 10^9 byte/s
     tflop_per_s: dict[str, float]  # 10^12 FLOP/s by format, of large matrix products
     missing: dict[str, str] = field(default_factory=dict)  # why a rate was not measured
-    varied: tuple[str, ...] = ()  # rates that were measured while times varied by more than 10 %
 
     @classmethod
     def of(cls, measured: MeasurementsData) -> Peaks:
         """Build from the rows that `lk.peaks` measured."""
         rows = measured.rows.drop_duplicates("of", keep="last").set_index("of")
-        known = rows[rows["error"].isna()]
-        rates = dict(zip(known.index, known["per_s"].astype(float), strict=True))
-        memory = rates.pop("bandwidth", None)
+        known = rows.loc[rows["error"].isna()]
+        rates = known["per_s"].astype(float)
+        memory = rates.get("bandwidth")
         return cls(
-            machine=replace(measured.machine, threads=int(known["threads"].max())),
+            machine=measured.machine,
             day=known["day"].max(),
             gb_per_s=memory and memory / 1e9,
-            tflop_per_s={name: rate / 1e12 for name, rate in rates.items()},
+            tflop_per_s=(rates.drop("bandwidth", errors="ignore") / 1e12).to_dict(),
             missing=rows["error"].dropna().to_dict(),
-            varied=tuple(known.index[known["varied"].astype(bool)]),
         )
 
     def table(self) -> Table:
         """Return a row for each rate, with the format's ridge."""
-        memory = f"{self.gb_per_s:,.4g} GB/s" if self.gb_per_s else None
-        rows: list[tuple[str, str | None, str | None]] = [("bandwidth", memory, "")]
+        memory = self.gb_per_s
+        rows: list[tuple[object, ...]] = [("bandwidth", memory and f"{memory:,.4g} GB/s", "")]
         for name, rate in self.tflop_per_s.items():
-            ridge = f"{rate * 1e3 / self.gb_per_s:,.3g} FLOP/byte" if self.gb_per_s else None
+            ridge = memory and f"{rate * 1e3 / memory:,.3g} FLOP/byte"
             rows.append((name, rate_in_words(rate * 1e12), ridge))
-        notes = [f"{name}: {why}" for name, why in self.missing.items()]
-        if self.varied:
-            again = "on a quiet machine, measure again: lk.peaks(again=True)."
-            notes.append(f"noisy: {', '.join(self.varied)}; {again}")
         return Table(
             rows,
             head=("", "measured", "ridge"),
             title=f"{self.machine.line}, on {self.day}",
-            foot=notes,
+            foot=[f"{name}: {why}" for name, why in self.missing.items()],
         )
 
 

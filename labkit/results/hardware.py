@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.instruments.card_formats import CAPABILITY
+from labkit.instruments.card_formats import VOLTA, version_of
 from labkit.process import launcher
 from labkit.results.result import Result, Table
 from labkit.stamps.event_shapes import fields_in
@@ -60,10 +60,7 @@ class Machine(Result):
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Machine:
         """Build from a `machine` event; keys of other versions are left out."""
-        kept = fields_in(cls, values)
-        if not CAPABILITY.fullmatch(str(kept.get("compute_capability"))):
-            kept["compute_capability"] = None  # as of a card of another maker
-        return cls(**kept)
+        return cls(**fields_in(cls, values))
 
     @property
     def cores_text(self) -> str:
@@ -75,7 +72,7 @@ class Machine(Result):
     @property
     def compiles(self) -> bool:
         """Whether torch.compile acts here: Triton needs Volta or later, Apple's is a prototype."""
-        is_old = float(self.compute_capability or 7.0) < 7.0
+        is_old = (version_of(self.compute_capability) or VOLTA) < VOLTA
         return not (self.compile_lacks or is_old or self.device.startswith("mps"))
 
     def why_not(self, device: str, ranks: int) -> str | None:
@@ -91,30 +88,24 @@ class Machine(Result):
     @property
     def line(self) -> str:
         """The machine in one line: the stamp under every number."""
-        threads = ""
+        kind = self.kind.upper()
         if self.kind == "cpu" and self.threads is not None:
-            threads = f", model on {counted(self.threads, 'thread')}"
-        unused = ""
+            kind += f", model on {counted(self.threads, 'thread')}"
+        torch = self.versions.get("torch", "unknown")
+        line = f"{self.name} ({kind}), {self.cores_text} CPU cores, torch {torch}"
         if self.unused_gpu:
-            unused = f"; {self.unused_gpu.partition(':')[0]} (lk.machine() says why)"
-        return (
-            f"{self.name} ({self.kind.upper()}{threads}), {self.cores_text} CPU cores, "
-            f"torch {self.versions.get('torch', 'unknown')}{unused}"
-        )
+            line += f"; {self.unused_gpu.partition(':')[0]} (lk.machine() says why)"
+        return line
 
     def table(self) -> Table:
         """Return what is known of it, a line each."""
         device = f"{self.name} ({self.device})"
         if self.kind == "cpu" and not self.unused_gpu:
             device += ": no GPU here, the CPU is the device"
-        versions = [f"{name} {version}" for name, version in self.versions.items() if version]
-        rows = [("device", device), ("CPU cores", self.cores_text)]
-        for label, name in LABELS.items():
-            value = getattr(self, name)
-            if value is not None:
-                rows.append((label, f"{value:.4g}" if isinstance(value, float) else str(value)))
-        rows.append(("versions", ", ".join(versions)))
-        return Table(rows, left=(0, 1))
+        rows = {"device": device, "CPU cores": self.cores_text}
+        rows |= {label: getattr(self, name) for label, name in LABELS.items()}
+        rows["versions"] = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return Table([row for row in rows.items() if row[1] is not None], left=(0, 1))
 
 
 @functools.cache

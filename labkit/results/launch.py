@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from labkit.instruments.record_head import spec_event
 from labkit.orders import Asked
 from labkit.process import folders, launcher
-from labkit.process.handle import Handle
+from labkit.process.launcher import Handle
 from labkit.results.failures import with_remedy
 from labkit.results.hardware import check_device
 from labkit.results.payload import Source

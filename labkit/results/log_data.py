@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from labkit.results.failures import reason_of_failure
 from labkit.results.hardware import Machine
-from labkit.stamps.event_shapes import PLAIN
 from labkit.stamps.record import Event
-from labkit.stamps.steps import Steps, Texts
+from labkit.stamps.steps import Steps
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Value = TypeVar("Value")
 Outcome = Literal["running", "finished", "stopped", "failed"]
 ENDINGS = ("done", "error", "end")  # events after which nothing follows
+PACKED = ("items", "lines")  # seldom read, and kept as JSON: a tenth of what they take as objects
+ALL = ("epoch", "pass", "saved", "paused", "telemetry", "beside", "on_the_card", "row", *PACKED)
 
 
 class Events:
@@ -27,18 +28,15 @@ class Events:
     def __init__(self) -> None:
         self.last: dict[str, Event] = {}
         self.steps = Steps()
-        self.texts = {"items": Texts(), "lines": Texts()}
-        self.all: dict[str, list[Event]] = {name: [] for name in (*PLAIN - {"step"}, "row")}
+        self.all: dict[str, list[Any]] = {name: [] for name in ALL}
 
     def take_in(self, event: Event) -> None:
         """Keep what matters of one event."""
         name = event["event"]
         if name == "step":
             self.steps.append(event)
-        elif name in self.texts:
-            self.texts[name].append(event)
         elif name in self.all:
-            self.all[name].append(event)
+            self.all[name].append(json.dumps(event).encode() if name in PACKED else event)
         else:
             self.last[name] = event
         if name == "epoch":  # a watched loop that seemed to have ended goes on
@@ -52,14 +50,13 @@ class Events:
         now = Events()
         now.last = dict(self.last)
         now.steps = self.steps.as_of_now()
-        now.texts = {name: events.copy() for name, events in self.texts.items()}
         now.all = {name: events.copy() for name, events in self.all.items()}
         return now
 
 
-def fact(event: str, key: str, default: object = None) -> Any:
-    """Return a property of a log: the value of `key` in the last event of a name, as `fact_of`."""
-    return property(lambda log: log.fact_of(event, key, default))
+def fact(event: str, *keys: str, default: object = None) -> Any:
+    """Return a property of a log: what stands under `keys` in the last event, as `fact_of`."""
+    return property(lambda log: log.fact_of(event, *keys, default=default))
 
 
 def series(name: str) -> Any:
@@ -77,7 +74,7 @@ class LogData:
         self,
         path: Path,
         events: Events,
-        of_ranks: Mapping[int, Events] | None = None,
+        of_ranks: Mapping[Any, Events] | None = None,
         *,
         recorded: bool = False,
         alive: bool = False,
@@ -101,15 +98,17 @@ class LogData:
         """Return the last event of that name; None where there is none."""
         return self.events.last.get(name)
 
-    def fact_of(self, event: str, key: str, default: Value = None) -> Value:
-        """Return the value of `key` in the last event of that name; null counts as missing."""
-        value = (self.event(event) or {}).get(key)
+    def fact_of(self, event: str, *keys: str, default: Any = None) -> Any:
+        """Return what stands under `keys` in the last event of that name; null is missing."""
+        value: Any = self.event(event)
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
         return default if value is None else value
 
     @property
     def id(self) -> str:
         """The run's name: date, time and six hex digits."""
-        return self.fact_of("spec", "run", self.path.name)
+        return self.fact_of("spec", "run", default=self.path.name)
 
     # When it was started, as an ISO time in UTC; None if unknown
     utc: str | None = fact("spec", "utc")

@@ -44,72 +44,8 @@ class Process(Protocol):
         ...
 
 
-class LogReader(Generic[Data]):
-    """Follows the log of one run, and those of its ranks; says what they hold at a moment."""
-
-    def __init__(self, kind: type[Data], path: Path, process: Process | None, recorded: bool):
-        """Read a run's folder or a saved record (`recorded`: it does not grow).
-
-        `kind` is what the log becomes, `process` what writes it.
-        """
-        self.kind = kind
-        self.path = path
-        self.process = process
-        self.recorded = recorded
-        self._lock = threading.Lock()  # a panel stops its run in another thread
-        self._events = Events()
-        self._of_ranks: dict[int, Events] = {}
-        self._tails: dict[int | None, Tail] = {}  # by rank
-        self._data: Data | None = None  # of the last moment
-        if recorded:
-            self._take_in(events_of(path))
-            self._data = self._snapshot(alive=False)
-        else:
-            self._tails[None] = Tail(path / FILE_NAME)
-
-    def now(self) -> Data:
-        """Read what has been written; return the same snapshot as before where nothing was."""
-        with self._lock:
-            if self._data is None or self._tails:
-                alive = self.process is not None and self.process.alive()
-                if self._read() or self._data is None or alive != self._data.alive:
-                    self._data = self._snapshot(alive)
-                if not alive and self._data.event("end"):
-                    self._tails = {}  # complete: nothing will follow
-            return self._data
-
-    def _read(self) -> bool:
-        """Take in what has been written since; return whether there was anything."""
-        new = self._take_in(self._tails[None].read())
-        if self.path.is_dir():
-            for rank in range((self._events.last.get("spec") or {}).get("ranks") or 0):
-                tail = self._tails.setdefault(rank, Tail(self.path / f"rank{rank}" / FILE_NAME))
-                new |= self._take_in({**event, "of_rank": rank} for event in tail.read())
-        return new
-
-    def _take_in(self, events: Iterable[Event]) -> bool:
-        """Take in events, each where it belongs; return whether there were any."""
-        new = False
-        for event in events:
-            rank = event.get("of_rank")
-            whose = self._events if rank is None else self._of_ranks.setdefault(rank, Events())
-            whose.take_in(event)
-            new = True
-        return new
-
-    def _snapshot(self, alive: bool) -> Data:
-        of_ranks = {rank: self._of_ranks[rank].as_of_now() for rank in sorted(self._of_ranks)}
-        events = self._events.as_of_now()
-        return self.kind(self.path, events, of_ranks, recorded=self.recorded, alive=alive)
-
-
-def read(kind: type[Data], path: str | os.PathLike[str], recorded: bool = False) -> Data:
-    """Return what a run's folder or a saved record says now."""
-    return LogReader(kind, Path(path), None, recorded).now()
-
-
 class LiveResult(Generic[Data]):
-    """A run that may still go on. It can be waited for, ended and saved."""
+    """A run that may still go on, and its log. It can be waited for, ended and saved."""
 
     KIND: type[Data]
 
@@ -118,12 +54,44 @@ class LiveResult(Generic[Data]):
         self.path = Path(path)
         self.recorded = recorded
         self._process = process
-        self._reader = LogReader(self.KIND, self.path, process, recorded)
+        self._reading = threading.Lock()  # a panel stops its run in another thread
+        self._events: dict[int | None, Events] = {None: Events()}  # by rank; None: the run's own
+        self._tails: dict[int | None, Tail] = {None: Tail(self.path / FILE_NAME)}
+        self._then: Data | None = None  # the last snapshot
+        if recorded:
+            self._take_in(events_of(path))
 
     @property
     def data(self) -> Data:
         """What its log says now: a snapshot, which stays as it is while the run goes on."""
-        return self._reader.now()
+        with self._reading:
+            then = self._then
+            if then is not None and (self.recorded or (not then.alive and then.event("end"))):
+                return then  # nothing will follow
+            alive = self._process is not None and self._process.alive()
+            is_new = not self.recorded and self._follow()
+            if is_new or then is None or alive != then.alive:
+                ranks = {rank: events.as_of_now() for rank, events in self._events.items()}
+                own = ranks.pop(None)
+                then = self.KIND(self.path, own, ranks, recorded=self.recorded, alive=alive)
+                self._then = then
+            return then
+
+    def _follow(self) -> bool:
+        """Take in what has been written since; return whether there was anything."""
+        spec = self._events[None].last.get("spec") or {}
+        for rank in range(spec.get("ranks") or 0):
+            self._tails.setdefault(rank, Tail(self.path / f"rank{rank}" / FILE_NAME))
+        counts = [self._take_in(tail.read(), rank) for rank, tail in self._tails.items()]
+        return any(counts)
+
+    def _take_in(self, events: Iterable[Event], rank: int | None = None) -> int:
+        """Take in events, each where it belongs; return how many there were."""
+        count = 0
+        for event in events:
+            self._events.setdefault(event.get("of_rank", rank), Events()).take_in(event)
+            count += 1
+        return count
 
     def wait(self, each: Callable[[Self], object] | None = None) -> Self:
         """Block until the run has ended, calling `each(run)` as it grows. An interrupt stops it.
@@ -202,6 +170,14 @@ class LiveResult(Generic[Data]):
 
     def __repr__(self) -> str:
         return repr(self.data)
+
+
+def read(kind: type[Data], path: Path) -> Data:
+    """Return what the folder of a run without ranks says now."""
+    events = Events()
+    for event in Tail(path / FILE_NAME).read():
+        events.take_in(event)
+    return kind(path, events)
 
 
 def follows_its_log(live: Live) -> Live:

@@ -47,10 +47,10 @@ class MeasurementsData(LogData):
         return rows
 
     # The function's name
-    name: str = fact("spec", "measure", "unknown")
+    name: str = fact("spec", "measure", default="unknown")
 
     # The arguments of each call, in order
-    points: list[Row] = fact("spec", "points", [])
+    points: list[Row] = fact("spec", "points", default=[])
 
     @property
     def rows(self) -> pandas.DataFrame:

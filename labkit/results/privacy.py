@@ -6,6 +6,7 @@ is given to somebody.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import platform
@@ -15,15 +16,13 @@ from pathlib import Path
 
 from labkit.results.failures import known_reason
 from labkit.stamps.keys import masked
-from labkit.stamps.record import Event
 from labkit.text import with_texts
 
 # A folder, up to its last separator: names may hold blanks within
 NAMED = r"""[^"'<>|*?\s/\\](?:[^"'<>|*?\n/\\]*[^"'<>|*?\s/\\])?"""
 FOLDER = re.compile(rf"(?<![\w.)/\\])(?:[A-Za-z]:)?[/\\](?:{NAMED}[/\\])+")
 NAMES_OTHERS = ("beside", "on_the_card")  # events about other programs of the machine
-CELL = re.compile(r"ipykernel_\d+[/\\]")
-LONGEST_KEPT = 2  # characters of a user's name, which may be an ordinary word
+LONGEST_KEPT = 2  # characters of a name, which may be an ordinary word
 SCRIPTS = (".py", ".sh", ".ipynb", ".exe")
 RUNS_MODULES = re.compile(r"(python|pypy|torchrun|accelerate|deepspeed)[\w.]*")
 
@@ -34,15 +33,18 @@ def anonymous(lines: Iterable[bytes]) -> Iterator[bytes]:
     Nor are other programs and items of the data named. Of a path the file's name stays; of an error
     its type, and the words that its remedy is known by.
     """
-    names = _names_here()
     for line in lines:
         try:
             event = json.loads(line)
         except ValueError:  # torn by a kill
             continue
-        if isinstance(event, dict) and event.get("event") not in NAMES_OTHERS:
-            _forget_items(event)
-            scrubbed = with_texts(event, lambda text: _without_names(text, names), str)
+        name = event.get("event")
+        if name == "error":
+            event |= {"message": known_reason(str(event.get("message"))), "traceback": None}
+        if name == "row" and event.get("error"):
+            event["error"] = str(event["error"]).partition(":")[0]
+        if name not in NAMES_OTHERS:
+            scrubbed = with_texts(event, for_others, str)
             yield f"{json.dumps(scrubbed, separators=(',', ':'))}\n".encode()
 
 
@@ -64,37 +66,17 @@ def shown_command(command: list[str]) -> list[str]:
 
 def for_others(text: str) -> str:
     """Return a text about a run without secrets, folders and the names of user and machine."""
-    return _without_names(text, _names_here())
-
-
-def _forget_items(event: Event) -> None:
-    """Leave out what an error may say of the data's items."""
-    name = event.get("event")
-    if name == "error":
-        event |= {"message": known_reason(str(event.get("message"))), "traceback": None}
-    if name == "row" and event.get("error"):
-        event["error"] = str(event["error"]).partition(":")[0]
+    text = FOLDER.sub("", masked(text, []))
+    for name, shown in _names_here().items():
+        text = re.sub(rf"\b{re.escape(name)}\b", shown, text)
+    return text
 
 
 def _names_here() -> dict[str, str]:
     """Return {a name of this machine or its user: what is written in its place}."""
     host = platform.node()
     names = dict.fromkeys({host, host.partition(".")[0]} - {"", "localhost"}, "<name>")
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # an id without a name
-        user = ""
-    if len(user) > LONGEST_KEPT:
-        names[user] = "user"
-    return names
-
-
-def _without_names(text: str, names: dict[str, str]) -> str:
-    text = FOLDER.sub(_cell_or_nothing, masked(text, []))
-    for name in sorted(names, key=len, reverse=True):
-        text = re.sub(rf"\b{re.escape(name)}\b", names[name], text)
-    return text
-
-
-def _cell_or_nothing(folder: re.Match[str]) -> str:
-    return "ipykernel_0/" if CELL.search(folder.group()) else ""
+    with contextlib.suppress(OSError, KeyError):  # an id without a name
+        names[getpass.getuser()] = "user"
+    longest_first = sorted(names, key=len, reverse=True)
+    return {name: names[name] for name in longest_first if len(name) > LONGEST_KEPT}

@@ -7,45 +7,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.results.result import Result, Table
 from labkit.results.run_data import RunData
 
-PARTS = {
-    "wait": "data",
-    "compute": "compute",
-    "others": "others",
-    "transfer": "exchange",
-    "other": "other",
-}
+PARTS = ("wait", "compute", "others", "transfer", "other")
 
 
 @dataclass(frozen=True, repr=False)
-class RankTimes(Result):
+class RankTimes:
     """Where the measured steps of every rank went, as shares (ranks,) of wall time, 0 to 1.
 
     A rank waits for data (`wait`), for another's gradients (`others`), and for the exchange as far
-    as it was not overlapped (`transfer`; `communication` both); `compute` is without these, `other`
-    copies and Python between steps.
+    as it was not overlapped (`transfer`); `compute` is without these, `other` copies and Python
+    between steps.
     """
 
     ranks: tuple[int, ...]
     seconds: dict[str, np.ndarray]  # the parts but "other", and "step": each (ranks, steps)
     late: np.ndarray  # (steps,): the rank whose gradients came last, by place; -1 without any
-
-    def share(self, part: str) -> np.ndarray:
-        """Return the share of a part (ranks,)."""
-        return self.seconds[part].sum(axis=1) / self.seconds["step"].sum(axis=1)
-
-    wait = property(lambda self: self.share("wait"))
-    compute = property(lambda self: self.share("compute"))
-    others = property(lambda self: self.share("others"))
-    transfer = property(lambda self: self.share("transfer"))
-    communication = property(lambda self: self.others + self.transfer)
-
-    @property
-    def other(self) -> np.ndarray:
-        """What is in no other part."""
-        return np.clip(1 - (self.wait + self.compute + self.communication), 0, 1)
+    wait: np.ndarray
+    compute: np.ndarray
+    others: np.ndarray
+    transfer: np.ndarray
+    other: np.ndarray
 
     def __len__(self) -> int:
         return len(self.late)
@@ -55,11 +38,9 @@ class RankTimes(Result):
         shares = {part: np.round(getattr(self, part), 4).tolist() for part in PARTS}
         return {"ranks": list(self.ranks), "steps": len(self), **shares}
 
-    def table(self) -> Table:
-        """Return a row for each rank."""
-        columns = ([f"{share:.0%}" for share in getattr(self, part)] for part in PARTS)
-        rows = list(zip(self.ranks, *columns, strict=True))
-        return Table(rows, ("rank", *PARTS.values()), left=())
+    def __repr__(self) -> str:
+        columns = (f"{part} {getattr(self, part).round(2).tolist()}" for part in PARTS)
+        return f"ranks {list(self.ranks)}: {', '.join(columns)}"
 
 
 def rank_times(runs: Mapping[int, RunData]) -> RankTimes | None:
@@ -80,17 +61,25 @@ def rank_times(runs: Mapping[int, RunData]) -> RankTimes | None:
     step = np.maximum(end - before, 1e-9)
     wait = np.clip(np.minimum(ready, begin) - np.maximum(asked, before), 0, None)
     exchange = np.stack([run.exchange_ns[start:stop] for run in runs.values()]) / 1e9
-    none = np.isnan(exchange).any(axis=(0, 2))  # (steps,): no exchange was stamped
-    exchange[:, none] = 0.0
-    complete, averaged = np.moveaxis(exchange, 2, 0)  # each (ranks, steps)
+    known = np.asarray(np.isfinite(exchange).all(axis=(0, 2)))  # (steps,): the exchange was stamped
+    complete, averaged = np.moveaxis(np.where(known[:, np.newaxis], exchange, 0.0), 2, 0)
     exposed = np.clip(averaged - complete, 0, None)
     others = np.clip(complete.max(axis=0) - complete, 0, exposed)
-    transfer = exposed - others
-    late = np.where(none, -1, complete.argmax(axis=0))
     if any(run.watched for run in runs.values()):
         if np.median(np.ptp(end, axis=0)) > np.median(step):
             return None
         others = step - wait
-    compute = np.clip(end - begin - others - transfer, 0, None)
-    seconds = {"step": step, "wait": wait, "compute": compute}
-    return RankTimes(tuple(runs), {**seconds, "others": others, "transfer": transfer}, late)
+    seconds = {
+        "wait": wait,
+        "compute": np.clip(end - begin - exposed, 0, None),
+        "others": others,
+        "transfer": np.clip(exposed - others, 0, None),
+    }
+    shares = {part: each.sum(axis=1) / step.sum(axis=1) for part, each in seconds.items()}
+    return RankTimes(
+        tuple(runs),
+        {**seconds, "step": step},
+        np.where(known, complete.argmax(axis=0), -1),
+        **shares,
+        other=np.clip(1 - sum(shares.values()), 0, 1),
+    )

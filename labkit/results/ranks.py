@@ -35,7 +35,9 @@ class RanksData(LogData):
     @cached_property
     def runs(self) -> dict[int, RunData]:
         """What every rank's own log says, by its number."""
-        return {number: self._rank(number, events) for number, events in self.of_ranks.items()}
+        return {
+            number: self._rank(number, self.of_ranks[number]) for number in sorted(self.of_ranks)
+        }
 
     def _rank(self, number: int, events: Events) -> RunData:
         """Return what a rank's own log says; of one that could not say it, how it ended."""
@@ -63,7 +65,7 @@ class RanksData(LogData):
     @property
     def asked(self) -> Pipeline:
         """The pipeline that was asked for; of a starved rank see its own Run."""
-        return pipeline_of(self.fact_of("spec", "pipeline", {}))
+        return pipeline_of(self.fact_of("spec", "pipeline", default={}))
 
     @property
     def pipeline(self) -> Pipeline | Watched:
@@ -81,15 +83,15 @@ class RanksData(LogData):
         return self[0].not_applied if len(self) else {}
 
     # Number of ranks that were asked for
-    world_size: int = fact("spec", "ranks", 0)
+    world_size: int = fact("spec", "ranks", default=0)
 
     # Whether gradients are exchanged for updates only
-    no_sync: bool = fact("spec", "no_sync", False)
+    no_sync: bool = fact("spec", "no_sync", default=False)
 
     @property
     def starve(self) -> dict[int, Settings]:
         """{rank: {knob: value}} of the ranks whose loader was set otherwise."""
-        starved = self.fact_of("spec", "starve", {})
+        starved = self.fact_of("spec", "starve", default={})
         return {int(number): knobs for number, knobs in starved.items() if number.isdecimal()}
 
     # The rank whose failure ended the run
@@ -158,7 +160,7 @@ class RanksData(LogData):
         """Return the run's statistics, and each rank's, as JSON types."""
         return {
             **super().to_dict(),
-            "starve": self.fact_of("spec", "starve", {}),
+            "starve": self.fact_of("spec", "starve", default={}),
             "loss": [None if math.isnan(loss) else loss for loss in self.loss],
             "times": self.times and self.times.to_dict(),
             "pipeline": self.pipeline.to_dict(),

@@ -13,10 +13,9 @@ Readings = tuple[np.ndarray, np.ndarray]
 
 def readings(run: RunLog, since: float = 0.0) -> list[tuple[float, Event]]:
     """Return the telemetry from `since` (s) to the end of the last step, each after its moment."""
-    telemetry = run.telemetry
-    moments = run.seconds([event["t_ns"] for event in telemetry])
-    found = zip(moments.tolist(), telemetry, strict=True)
+    moments = run.seconds([event["t_ns"] for event in run.telemetry]).tolist()
     last = run.length_s if run.steps else -1.0
+    found = zip(moments, run.telemetry, strict=True)
     return [(moment, event) for moment, event in found if since <= moment <= last]
 
 
@@ -33,7 +32,6 @@ def driver_readings(run: RunLog) -> Readings:
     for event in run.telemetry if run.steps else ():
         buffered = event.get("gpu")
         pairs += [(event["t_ns"], None)] if buffered is None else buffered
-    values = np.array([value for _, value in pairs], dtype=float)
     moments = run.seconds([t_ns for t_ns, _ in pairs])
     inside = (moments >= 0) & (moments <= run.length_s)
-    return moments[inside], values[inside]
+    return moments[inside], np.array([value for _, value in pairs], dtype=float)[inside]

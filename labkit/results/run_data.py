@@ -44,7 +44,7 @@ class RunData(RunLog):
     @cached_property
     def warmup(self) -> int:
         """Steps left out of the statistics: those prefetched at the start, but at most a third."""
-        wanted = self.fact_of("begin", "warmup", 0)
+        wanted = self.fact_of("begin", "warmup", default=0)
         return max(1, min(wanted, self.steps // 3)) if self.steps else 0
 
     @property

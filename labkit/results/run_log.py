@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
@@ -13,13 +14,13 @@ from labkit.instruments.growth import Grown
 from labkit.quotas import GIB
 from labkit.results.log_data import LogData, fact, series
 from labkit.results.watched_pipeline import Watched, pipeline_of
-from labkit.spec import Pipeline
-from labkit.stamps.old_records import asked_on_a_cpu
+from labkit.spec import PX, STEPS, Pipeline
 from labkit.stamps.record import Event
 from labkit.stamps.step_classes import StepClock
-from labkit.stamps.steps import HOST, MOMENTS, STAMPS, Steps, Texts
+from labkit.stamps.steps import HOST, MOMENTS, STAMPS, Steps
 
 MOST_NAMED = 3  # of the programs that ran beside it
+CPU_VALUES = {"image_px": PX, "steps": STEPS}  # in older logs of a CPU, for what was automatic
 
 
 class RunLog(LogData):
@@ -38,36 +39,26 @@ class RunLog(LogData):
         return self._pipeline("job" if self.event("job") else "spec")
 
     def _pipeline(self, event: str) -> Pipeline | Watched:
-        knobs = self.fact_of(event, "pipeline", {})
+        knobs = self.fact_of(event, "pipeline", default={})
         if event == "spec" and self.machine.kind == "cpu":
-            knobs = asked_on_a_cpu(knobs)
+            automatic = {name for name, value in CPU_VALUES.items() if knobs.get(name) == value}
+            knobs = knobs | dict.fromkeys(automatic)
         return Watched.of(self.watched, knobs) if self.watched else pipeline_of(knobs)
 
-    # What is known of a watched loop
-    _loop: Event = fact("spec", "watched", {})
+    # The type of the loader that `lk.watch` looked at; None for our own runs
+    watched: str | None = fact("spec", "watched", "loader")
 
-    @property
-    def watched(self) -> str | None:
-        """The type of the loader that `lk.watch` looked at; None for our own runs."""
-        return self._loop.get("loader")
+    # How the user's script writes its loader; None of our own runs
+    loop_code: Event | None = fact("spec", "watched", "code")
 
-    @property
-    def loop_code(self) -> Event | None:
-        """How the user's script writes its loader; None of our own runs."""
-        return self._loop.get("code")
+    # The file and the line of a watched loop; [] where its code is a framework's
+    place: list[str | int] = fact("spec", "watched", "place", default=[])
 
-    @property
-    def place(self) -> list[str | int]:
-        """The file and the line of a watched loop; [] where its code is a framework's."""
-        return self._loop.get("place") or []
-
-    @property
-    def trainer(self) -> bool:
-        """Whether Hugging Face's Trainer runs the watched loop."""
-        return self._loop.get("trainer") is True
+    # Whether Hugging Face's Trainer runs the watched loop
+    trainer: bool = fact("spec", "watched", "trainer", default=False)
 
     # {knob: why it could not act on this device}
-    not_applied: dict[str, str] = fact("job", "not_applied", {})
+    not_applied: dict[str, str] = fact("job", "not_applied", default={})
 
     # Its steps
 
@@ -86,7 +77,7 @@ class RunLog(LogData):
         return bool(self.event("full") or self.event("sums"))
 
     # What is counted: "samples", or "batches" of a watched loop that hides its samples
-    unit: str = fact("job", "unit", "samples")
+    unit: str = fact("job", "unit", default="samples")
 
     @property
     def samples(self) -> int:
@@ -112,7 +103,7 @@ class RunLog(LogData):
     weights_dtype: str | None = fact("job", "weights_dtype")
 
     # Whether the loader of a watched loop makes its batches on a GPU
-    batch_on_gpu: bool = fact("job", "batch_on_gpu", False)
+    batch_on_gpu: bool = fact("job", "batch_on_gpu", default=False)
 
     # The number format of the largest array in its first batch; None if unknown
     batch_dtype: str | None = fact("job", "batch_dtype")
@@ -133,7 +124,7 @@ class RunLog(LogData):
 
         On Apple's GPU, which reports no peak, what its driver held in the end.
         """
-        peak_bytes = self.fact_of("memory", "peak_bytes", 0)
+        peak_bytes = self.fact_of("memory", "peak_bytes", default=0)
         return peak_bytes / GIB or None
 
     # Why a device was timed on the host's clock, and the loop waited for each step. None where the
@@ -146,15 +137,9 @@ class RunLog(LogData):
     # The instruments' samples, each with `t_ns`; gaps are None
     telemetry: list[Event] = series("telemetry")
 
-    @property
-    def item_events(self) -> Texts:
-        """What the items cost to prepare, as the loader's processes wrote."""
-        return self.events.texts["items"]
-
-    @property
-    def samples_of_lines(self) -> Texts:
-        """The sampled stacks, as the loop's and the workers' samplers wrote."""
-        return self.events.texts["lines"]
+    def packed(self, name: str) -> Iterator[Event]:
+        """Return the "items" or the "lines": what the loader's processes and samplers wrote."""
+        return map(json.loads, self.events.all[name])
 
     # The passes over a watched loader as they began: `n`, `step` and `began` (ns)
     passes_begun: list[Event] = series("epoch")
@@ -177,28 +162,33 @@ class RunLog(LogData):
     no_lines: str | None = fact("no_lines", "why")
 
     # Process-wide switches that were on while a watched loop ran, as `SWITCHES` names them
-    switches: list[str] = fact("switches", "on", [])
+    switches: list[str] = fact("switches", "on", default=[])
 
     # Variables of a watched loop that grew, with their line
-    growth: list[Grown] = fact("growth", "found", [])
+    growth: list[Grown] = fact("growth", "found", default=[])
 
-    @property
-    def xray_facts(self) -> Event | None:
-        """What a few profiled steps were made of."""
-        return self.event("xray")
+    # What a few profiled steps were made of
+    xray_facts: Event | None = fact("xray")
 
     # Why there is no x-ray; None where there is one, or may still be
     no_xray: str | None = fact("no_xray", "why")
 
+    def _programs(self, event: str) -> list[str]:
+        """Return the other programs that such events name, as "python (pid 123)"; busiest first."""
+        cores = Counter()
+        for process in (each for found in self.events.all[event] for each in found["processes"]):
+            cores[f"{process['name']} (pid {process['pid']})"] += process.get("cores") or 0
+        return [name for name, _ in cores.most_common()]
+
     @property
     def beside(self) -> list[str]:
         """The other programs that used most of the cores meanwhile, as "python (pid 123)"."""
-        return [name for name, _ in _cores_used(self.events.all["beside"]).most_common(MOST_NAMED)]
+        return self._programs("beside")[:MOST_NAMED]
 
     @property
     def on_the_card(self) -> list[str]:
         """The other processes that were on the same GPU meanwhile, as "python (pid 123)"."""
-        return list(_cores_used(self.events.all["on_the_card"]))
+        return self._programs("on_the_card")
 
     # One clock: seconds since the first batch was asked for
 
@@ -257,12 +247,3 @@ class RunLog(LogData):
     def timeline(self, bins: int = 200) -> tuple[np.ndarray, np.ndarray]:
         """Return utilization over the whole run, in equal stretches: (bins,) s, (bins,) 0 to 1."""
         return self._step_clock.utilization(bins)
-
-
-def _cores_used(events: Sequence[Event]) -> Counter[str]:
-    """Return {"python (pid 123)": what it used in all} of the processes that events name."""
-    cores = Counter()
-    for event in events:
-        for process in event["processes"]:
-            cores[f"{process['name']} (pid {process['pid']})"] += process.get("cores") or 0
-    return cores

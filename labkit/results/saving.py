@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from labkit.process import folders
-from labkit.stamps.folder_rights import private
+from labkit.stamps.folder_rights import is_owned, private, text_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,8 +37,8 @@ def check(path: str | os.PathLike[str], overwrite: bool, new: str | None = None)
     path = Path(path)
     if overwrite or not path.is_file() or path.stat().st_size == 0:
         return
-    digest = _digest(path)
-    if digest != new and digest not in _written():
+    known = text_of(folders.home() / WRITTEN).split()
+    if _digest(path) not in (new, *known):
         raise FileKept(
             f"{path} is there already and not as labkit wrote it: give another name, or replace it "
             "with overwrite=True (in the terminal: --force)."
@@ -52,8 +52,7 @@ def replacing(path: str | os.PathLike[str], overwrite: bool = False) -> Iterator
     Otherwise, on a full disk or an interrupt, what was at `path` stays as it was. Raises FileKept
     where `check` does, OSError where nothing can be written.
     """
-    path = Path(path)
-    if hasattr(os, "getuid") and path.is_symlink() and path.lstat().st_uid not in (0, os.getuid()):
+    if os.path.islink(path) and not is_owned(os.lstat(path)):
         raise FileKept(f"{path} is a link that another user made: give another name.")
     path = Path(os.path.realpath(path))  # a link of one's own stays one
     unfinished = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")
@@ -62,7 +61,11 @@ def replacing(path: str | os.PathLike[str], overwrite: bool = False) -> Iterator
             yield file
         digest = _digest(unfinished)
         check(path, overwrite, digest)
-        _note(digest)
+        with (  # where it cannot be noted, it is asked about another time
+            contextlib.suppress(OSError),
+            open(folders.home() / WRITTEN, "a", opener=private) as ledger,
+        ):
+            ledger.write(f"{digest}\n")
         if path.exists():
             shutil.copymode(path, unfinished)
         os.replace(unfinished, path)
@@ -72,44 +75,22 @@ def replacing(path: str | os.PathLike[str], overwrite: bool = False) -> Iterator
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str], overwrite: bool) -> Path:
-    """Write a matplotlib Figure to `path`, in the format of its suffix; return the path.
+    """Write a matplotlib Figure in the format of the path's suffix; raises what `replacing` does.
 
-    Raises FileKept where a file is there that is not as labkit wrote it, ValueError on an unknown
-    suffix.
+    ValueError: the suffix is not known.
     """
     path = Path(path)
-    suffix = path.suffix.lower()
     with replacing(path, overwrite) as file:
-        figure.savefig(file, format=suffix.lstrip(".") or "png")
+        figure.savefig(file, format=path.suffix.lower().lstrip(".") or "png")
     return path
 
 
 def save_text(path: str | os.PathLike[str], text: str, overwrite: bool = False) -> Path:
-    """Write a text; FileKept where a file is there that is not as labkit wrote it."""
-    path = Path(path)
+    """Write a text; raises what `replacing` does."""
     with replacing(path, overwrite) as file:
         file.write(text.encode())
-    return path
+    return Path(path)
 
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _written() -> set[str]:
-    """Return the digests of all that labkit wrote for this user."""
-    try:
-        with open(folders.home() / WRITTEN, errors="replace", opener=private) as file:
-            return set(file.read().split())
-    except OSError:
-        return set()
-
-
-def _note(digest: str) -> None:
-    """Remember a file that labkit writes; where that fails, it is asked about another time."""
-    try:
-        if digest not in _written():
-            with open(folders.home() / WRITTEN, "a", opener=private) as file:
-                file.write(f"{digest}\n")
-    except OSError:
-        pass

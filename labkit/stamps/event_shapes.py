@@ -1,38 +1,44 @@
 """What an event of a log has to look like and how large it may be, so that readers can rely on it.
 
-`data/events.csv` is the table: a row a key, with what it holds, and its range; of a text or a list,
-how long it may be. Behind a colon stands what a list or an object holds; a "?" says that the key
-may be missing, or null. What the table does not have may be anything but a number that is not
-finite or too large, and in an event of `PLAIN` holds nothing in turn.
+`data/events.csv` is the table: a row a key ("*": any other), with what it holds, and its range; of
+a text, a list or an object, how long it may be. Behind a colon stands what a list or an object
+holds; a "?" says that the key may be missing, or null.
 """
 
 from __future__ import annotations
 
 import csv
 import functools
-import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 TABLE = Path(__file__).parents[1] / "data" / "events.csv"
 MOST = 2**62  # of a number: a time in ns, a size in bytes, a count
-LONGEST = {"text": 10_000, "lines": 2**18}  # characters, where the table has no number
-# Events of which a long run has many
-PLAIN = {
-    "step",
-    "epoch",
-    "pass",
-    "saved",
-    "paused",
-    "telemetry",
-    "beside",
-    "on_the_card",
+LONGEST_TEXT = 10_000  # characters, where the table has no number
+TYPES = {  # of JSON's values, by their name in the table
+    "number": (int, float),
+    "whole": int,
+    "count": int,
+    "text": str,
+    "list": list,
+    "object": dict,
+    "flag": bool,
+    "index": (int, str),  # an item's index, or its key
+    "any": object,
 }
 
-Check = Callable[[object], bool]
+
+class Rule(NamedTuple):
+    """What the value of one key has to be."""
+
+    kind: str  # a name in `TYPES`, or of a part of an event, which the table has too
+    optional: bool
+    least: float
+    most: float
+    of: Rule | None  # each value in a list or an object
 
 
 def is_sound(event: object) -> bool:
@@ -47,16 +53,14 @@ def fits(values: object, shape: str) -> bool:
 
     What the table has by position is a list, everything else an object.
     """
-    checks = _checks().get(shape) or _checks()["any"]
-    by_place = "0" in checks
-    if isinstance(values, list) and by_place:
+    rules = _rules().get(shape) or _rules()["event"]
+    if isinstance(values, list):
         values = {str(place): value for place, value in enumerate(values)}
-    elif not isinstance(values, dict) or by_place:
+    elif not isinstance(values, dict) or "0" in rules:
         return False
-    others = [value for key, value in values.items() if key not in checks]
-    if (by_place and others) or not all(check(values.get(key)) for key, check in checks.items()):
-        return False
-    return all(_is_harmless(value, shape) for value in others)
+    are_there = all(rule.optional for key, rule in rules.items() if key not in values)
+    others = rules.get("*")
+    return are_there and all(_keeps(rules.get(key, others), each) for key, each in values.items())
 
 
 def fields_in(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,67 +68,35 @@ def fields_in(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     return {each.name: values[each.name] for each in fields(kind) if each.name in values}
 
 
-def _is_harmless(value: object, shape: str) -> bool:
-    """Return whether a value that the table does not have harms no reader."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return _is_number(value, -MOST, MOST)
-    if shape == "telemetry":
-        return value is None
-    return shape not in PLAIN or not isinstance(value, (dict, list))
-
-
-def _is_number(value: object, low: float, high: float) -> bool:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+def _keeps(rule: Rule | None, value: Any) -> bool:
+    """Return whether a value is what its rule says; without a rule there may be none."""
+    if rule is None or value is None:
+        return rule is not None and rule.optional
+    kind, _, least, most, of = rule
+    if kind not in TYPES:
+        return fits(value, kind)
+    is_kind = isinstance(value, TYPES[kind])
+    if not is_kind or (isinstance(value, bool) and kind not in ("flag", "any")):
         return False
-    return math.isfinite(value) and low <= value <= high
+    is_long = isinstance(value, (str, list, dict))
+    if not least <= (len(value) if is_long else value) <= most:  # nor is NaN
+        return False
+    held: Any = value.values() if isinstance(value, dict) else value
+    return of is None or all(_keeps(of, each) for each in held)
 
 
 @functools.cache
-def keys_of_lines(event: str) -> list[str]:
-    """Return the keys of an event whose text may have several lines."""
-    return [row["key"] for row in _rows() if row["event"] == event and "lines" in row["what"]]
+def _rules() -> dict[str, dict[str, Rule]]:
+    """Return the rule of each key of each event, and of each part of one."""
+    rules: dict[str, dict[str, Rule]] = defaultdict(dict)
+    for row in csv.DictReader(TABLE.read_text(encoding="utf-8").splitlines()):
+        rules[row["event"]][row["key"]] = _rule(row["what"], row["least"], row["most"])
+    return {shape: own if "0" in own else rules["event"] | own for shape, own in rules.items()}
 
 
-@functools.cache
-def _rows() -> list[dict[str, str]]:
-    return list(csv.DictReader(TABLE.read_text(encoding="utf-8").splitlines()))
-
-
-@functools.cache
-def _checks() -> dict[str, dict[str, Check]]:
-    """Return the check of each key of each event."""
-    checks: dict[str, dict[str, Check]] = defaultdict(dict)
-    for row in _rows():
-        checks[row["event"]][row["key"]] = _check(row["what"], row["least"], row["most"])
-    return {shape: checks["any"] | keys for shape, keys in checks.items()}
-
-
-def _check(what: str, least: str = "", most: str = "") -> Check:
-    """Return what tells whether a value of JSON is what the table says."""
+def _rule(what: str, least: str = "", most: str = "") -> Rule:
+    """Return the rule that the table writes as `what`, "list:number?"."""
     kind, _, of = what.removesuffix("?").partition(":")
     low = float(least or (0 if kind == "count" else -MOST))
-    high = float(most or LONGEST.get(kind, MOST))
-    inner = _check(of) if of else None
-
-    def is_so(value: object) -> bool:
-        if value is None and (what.endswith("?") or kind == "gap"):
-            return True
-        if kind in ("number", "gap"):
-            return _is_number(value, low, high)
-        if kind in ("whole", "count"):
-            return type(value) is int and low <= value <= high
-        if kind in LONGEST:
-            return isinstance(value, str) and len(value) <= high
-        if kind in ("list", "object"):
-            if type(value) is not (list if kind == "list" else dict):
-                return False
-            held = value.values() if isinstance(value, dict) else value
-            return low <= len(value) <= high and (inner is None or all(map(inner, held)))
-        if kind in TYPES:
-            return isinstance(value, TYPES[kind])
-        return fits(value, kind)
-
-    return is_so
-
-
-TYPES = {"flag": bool, "index": (int, str)}  # an item's index, or its key
+    high = float(most or (LONGEST_TEXT if kind == "text" else MOST))
+    return Rule(kind, what.endswith("?"), low, high, _rule(of) if of else None)

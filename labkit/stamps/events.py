@@ -19,7 +19,6 @@ from typing import Any, Literal
 from labkit.stamps.folder_rights import private
 from labkit.stamps.interrupts import signal_of
 from labkit.stamps.keys import masked, secrets_in
-from labkit.stamps.locks import one_writer
 
 VERSION = 1
 FILE_NAME = "events.jsonl"
@@ -44,15 +43,15 @@ class EventLog:
     """
 
     def __init__(self, folder: str | Path):
-        self._path = os.path.join(folder, FILE_NAME)
-        self._pid = os.getpid()
-        self._closed = False
+        self._folder = Path(folder)
+        self._pid: int | None = os.getpid()
         self._secrets = secrets_in(os.environ)
-        self._reserve = os.path.join(folder, RESERVE_NAME)
-        self._kept = b""
+        self._kept = b""  # what a full disk has refused
         self.error: OSError | None = None
-        with self._opened():
-            pass
+        self._opened().close()
+
+    def _opened(self) -> FileIO:
+        return open(self._folder / FILE_NAME, "ab", buffering=0, opener=private)
 
     def write(self, event: str, **values: object) -> None:
         """Append one event, stamped now."""
@@ -78,43 +77,39 @@ class EventLog:
 
     def write_line(self, line: str) -> None:
         """Append one finished line of JSON, or several."""
-        self._kept = self._append(self._kept + f"{line}\n".encode())
-        if self._kept:
-            self.flush()
+        self._append(f"{line}\n".encode())
+        self.flush()
 
     def flush(self) -> bool:
         """Write what was refused before, giving up the reserve for it; return whether it fits."""
         if self._kept:
             with contextlib.suppress(OSError):
-                os.unlink(self._reserve)
-            self._kept = self._append(self._kept)
-        if len(self._kept) > MOST_KEPT:
-            self._kept = b""
+                (self._folder / RESERVE_NAME).unlink()
+            self._append(b"")
         return not self._kept
 
-    def _append(self, data: bytes) -> bytes:
-        """Write `data`; return the lines that have not become whole, to be written again."""
+    def _append(self, data: bytes) -> None:
+        """Write `data`, behind what is kept; keep the lines that have not become whole."""
+        if self._pid != os.getpid():
+            return
+        data = self._kept + data
         written = 0
-        if self._closed or self._pid != os.getpid():
-            return b""
         try:
-            with self._opened() as file, one_writer(file.fileno()):
+            with self._opened() as file:
                 while written < len(data):
                     written += os.write(file.fileno(), data[written:])
+            self._kept = b""
         except OSError as error:
             if signal_of(error) is not None:
                 raise
             self.error = error
             whole = data.rfind(b"\n", 0, written) + 1
-            return (b"\n" if whole < written else b"") + data[whole:]
-        return b""
+            rest = (b"\n" if whole < written else b"") + data[whole:]
+            self._kept = rest if len(rest) <= MOST_KEPT else b""
 
     def close(self) -> None:
         """End the log for this process; what is written later is lost, and nothing else happens."""
-        self._closed = True
-
-    def _opened(self) -> FileIO:
-        return open(self._path, "ab", buffering=0, opener=private)
+        self._pid = None
 
 
 def events_named(name: str, log: str | os.PathLike) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,13 @@ from types import FrameType
 
 PATIENCE_S = 10.0  # after that long without an answer a press interrupts whatever goes on
 
-_pressed: list[float] | None = None  # when, since the outermost block began
+_pressed: list[float] = []  # when, since the outermost block began
+
+
+def _press(_number: int, _frame: FrameType | None) -> None:
+    _pressed.append(time.monotonic())
+    if _pressed[-1] - _pressed[0] > PATIENCE_S:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
@@ -23,33 +29,21 @@ def held() -> Iterator[list[float]]:
     """Collect interrupts in the list given, instead of raising them, within the block.
 
     Whoever acts on them empties the list; what is left is raised as KeyboardInterrupt at the end.
-    In another thread, or under a handler that is not Python's own, they are not for us to hold.
+    In another thread, or under a handler that is not Python's own, they are not for us to hold. A
+    block within a block has the outer one's list.
     """
-    global _pressed
-    mine: list[float] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield mine
+    handler = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or handler is not signal.default_int_handler:
+        yield _pressed if is_main and handler is _press else []
         return
-    if _pressed is not None:  # a block within a block
-        yield _pressed
-        return
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield mine
-        return
-
-    def press(_number: int, _frame: FrameType | None) -> None:
-        mine.append(time.monotonic())
-        if mine[-1] - mine[0] > PATIENCE_S:
-            raise KeyboardInterrupt
-
-    _pressed = mine
-    signal.signal(signal.SIGINT, press)
+    _pressed.clear()
+    signal.signal(signal.SIGINT, _press)
     try:
-        yield mine
+        yield _pressed
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        _pressed = None
-    if mine:
+    if _pressed:
         raise KeyboardInterrupt
 
 

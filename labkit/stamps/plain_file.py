@@ -1,7 +1,7 @@
 """Reading a file that may be anybody's: a plain file alone, and no more than is allowed of it.
 
-A pipe would block and a device never end; a gzip file may unpack to a thousand times its size, or
-hold a million empty members. Nothing here reads more than a piece at a time.
+A pipe would block and a device never end; a gzip file may unpack to a thousand times its size.
+Nothing here reads more than a piece at a time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import io
 import os
 import stat
 import zlib
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 PIECE = 2**18  # bytes read at a time
 PACKED_PIECE = 2**14  # and of what may unpack to many times as much
 MAX_RATIO = 200  # real traces pack to a thirtieth, a bomb to a thousandth
-MAX_MEMBERS = 1_000  # gzip files in one
 GZIP = b"\x1f\x8b"  # a gzip file begins so, whatever its name says
 WITH_GZIP_HEADER = 31  # for zlib
 BROKEN = (OSError, EOFError, zlib.error)  # what reading one raises
@@ -41,36 +40,21 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def unpacked(path: str | os.PathLike[str], most: int, ratio: int = MAX_RATIO) -> io.BufferedReader:
-    """Open a plain file to read what it holds now, unpacked, which is at most `most` bytes.
-
-    Nor may it be more than `ratio` times the size of the file.
-    """
+def unpacked(path: str | os.PathLike[str], most: int) -> io.BufferedReader:
+    """Open a plain file to read what it holds now, unpacked, which is at most `most` bytes."""
     file = opened(path)
-    size = os.fstat(file.fileno()).st_size
-    return io.BufferedReader(Unpacked(file, size, most, ratio, own=file), PIECE)
+    return io.BufferedReader(Unpacked(file, os.fstat(file.fileno()).st_size, most), PIECE)
 
 
 class Unpacked(io.RawIOBase):
     """The next `size` bytes of a stream, unpacked where they are gzip; at most `most` of them."""
 
-    def __init__(
-        self,
-        stream: io.BufferedReader,
-        size: int,
-        most: int,
-        ratio: int = MAX_RATIO,
-        own: BinaryIO | None = None,
-    ):
-        """Read `stream` from where it is; `own` is closed with this."""
+    def __init__(self, stream: io.BufferedReader, size: int, most: int):
+        """Read `stream` from where it is; it is closed with this."""
         self._stream = stream
-        self._ratio = ratio
-        self._own = own
-        self._size = size
-        self.left = size
+        self._left = size
         self._most = most
-        self._given = 0
-        self._members = 1
+        self._read = self._given = 0  # bytes
         self._is_packed = size > len(GZIP) and stream.peek(len(GZIP)).startswith(GZIP)
         self._inflate = zlib.decompressobj(WITH_GZIP_HEADER)
         if size > most and not self._is_packed:
@@ -86,46 +70,36 @@ class Unpacked(io.RawIOBase):
     def readinto(self, buffer: WriteableBuffer) -> int:
         """Fill a buffer, as RawIOBase asks for it."""
         room = memoryview(buffer)
-        piece = self._inflated(len(room)) if self._is_packed else self.stored(len(room))
+        piece = self._inflated(len(room)) if self._is_packed else self._stored(len(room))
         room[: len(piece)] = piece
         return len(piece)
 
     def close(self) -> None:
-        """Close the file that was opened for it."""
-        if self._own is not None:
-            self._own.close()
+        """Close the stream too."""
+        self._stream.close()
         super().close()
 
-    def stored(self, most: int) -> bytes:
-        """Return the next bytes as they are stored, not unpacked."""
-        piece = self._stream.read(min(most, self.left))
-        self.left -= len(piece) or self.left  # one that was cut short has no more
+    def _stored(self, most: int) -> bytes:
+        """Return the next bytes as they are stored; of a file that was cut short b""."""
+        piece = self._stream.read(min(most, self._left))
+        self._left -= len(piece)
+        self._read += len(piece)
         return piece
 
     def _inflated(self, most: int) -> bytes:
-        """Return the next bytes that they unpack to."""
-        while True:
-            inflate = self._inflate
-            packed = inflate.unconsumed_tail or inflate.unused_data or self.stored(PACKED_PIECE)
-            if inflate.eof:  # behind it stands nothing, zeros, or another gzip file
-                packed = packed.lstrip(b"\0")
-                if not packed:
-                    return b""
-                inflate = self._inflate = zlib.decompressobj(WITH_GZIP_HEADER)
-                self._members += 1
+        """Return the next bytes that they unpack to; b"" at the end."""
+        inflate = self._inflate
+        piece = b""
+        while not piece and not inflate.eof:
+            packed = inflate.unconsumed_tail or self._stored(PACKED_PIECE)
             piece = inflate.decompress(packed, most)
-            self._given += len(piece)
-            self._check()
-            if piece:
-                return piece
-            if not packed:
+            if not packed and not piece:
                 raise EOFError("it is cut short")
-
-    def _check(self) -> None:
-        """Raise Unreadable of what has too much in it."""
+        self._given += len(piece)
         if self._given > self._most:
             raise self._too_large()
-        if self._given > self._ratio * (self._size - self.left):
-            raise Unreadable(f"it unpacks to more than {self._ratio} times its size")
-        if self._members > MAX_MEMBERS:
-            raise Unreadable(f"it is more than {MAX_MEMBERS:,} gzip files in one")
+        if self._given > MAX_RATIO * self._read:
+            raise Unreadable(f"it unpacks to more than {MAX_RATIO} times its size")
+        if inflate.eof and (inflate.unused_data + self._stored(1)).strip(b"\0"):
+            raise Unreadable("it is several gzip files in one")
+        return piece

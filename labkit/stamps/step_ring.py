@@ -24,15 +24,13 @@ RING_NAME = "steps.ring"
 # the loop comes round to it: with 16,384 slots recording a step took 39 µs, with 2,048 12 µs.
 SLOTS = 2_048
 FEW_SLOTS = 256  # of a loop that drains its own ring when half of it is full: it stays in the cache
-# A slot: copy start and end, busy start and end on the device (all 0 where it has none), then
-# number, 4 host stamps, samples, CPU time, bytes of the batch, loss, number again. A slot whose
-# two numbers differ is being written, or was when the end came. The first is written before all
-# else and read after it, the last the other way round.
+# A slot: copy start and end, busy start and end on the device (all 0 where it has none), then the
+# words named here, of which the loss is a double. A slot whose two numbers (from 1) differ is being
+# written, or was when the end came. The first is written before all else and read after it, the
+# last the other way round.
 SLOT = struct.Struct("=4q8qdq")
-NUMBER = struct.Struct("=q")
-WORDS = SLOT.size // 8
-FIRST = 4 * NUMBER.size  # where the numbers are
-LAST = SLOT.size - NUMBER.size
+FIRST, ASKED, READY, COPIED, DONE, SAMPLES, CPU, BYTES, LOSS, LAST = range(4, 14)
+WORDS = LAST + 1
 NO_DEVICE = (0,) * 4
 DRAIN_S = 0.05
 
@@ -76,27 +74,27 @@ class StepRing:
             blank = bytes(slots * SLOT.size)  # written, so that no page fault is left for the loop
             if os.write(fd, blank) < len(blank):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), RING_NAME)
-            page = shared_page(fd, len(blank))
+            self.page = shared_page(fd, len(blank))
         finally:
             os.close(fd)
         # Cold caches: storing nine words so takes a loop 4 µs, Struct.pack_into 7
-        self.words = page.cast("q")
-        self.reals = page.cast("d")
+        self.words = self.page.cast("q")
+        self.reals = self.page.cast("d")
 
     def add(self, step: FinishedStep) -> None:
         """Record a step: all but its exchange, which no slot holds."""
         number, stamps, samples, loss, device, cpu_ns, batch_bytes, _ = step
         words = self.words
         at = number % self.slots * WORDS
-        words[at + 4] = number + 1
+        words[at + FIRST] = number + 1
         if device is not NO_DEVICE:
             words[at], words[at + 1], words[at + 2], words[at + 3] = device
-        words[at + 5], words[at + 6], words[at + 7], words[at + 8] = stamps
-        words[at + 9] = samples
-        words[at + 10] = cpu_ns
-        words[at + 11] = batch_bytes
-        self.reals[at + 12] = float(loss)
-        words[at + 13] = number + 1
+        words[at + ASKED], words[at + READY], words[at + COPIED], words[at + DONE] = stamps
+        words[at + SAMPLES] = samples
+        words[at + CPU] = cpu_ns
+        words[at + BYTES] = batch_bytes
+        self.reals[at + LOSS] = float(loss)
+        words[at + LAST] = number + 1
 
 
 class Drain:
@@ -105,59 +103,63 @@ class Drain:
     def __init__(self, folder: str | Path, log: EventLog):
         self.path = Path(folder) / RING_NAME
         self.log = log
-        self.ring: memoryview | None = None
-        self.next = 1  # the number of the first step that is not in the log yet
+        self.page: memoryview | None = None
+        self.next = 0  # the number of the first step that is not in the log yet
 
     def drain(self) -> list[FinishedStep]:
         """Append the steps that have been finished since the last call, and return them."""
-        if self.ring is None:
-            with contextlib.suppress(OSError, ValueError):
-                self.ring = _mapped(self.path)
         steps = []
-        slots = len(self.ring or b"") // SLOT.size
-        while self.ring:
-            at = (self.next - 1) % slots * SLOT.size
-            (number,) = NUMBER.unpack_from(self.ring, at + LAST)
-            if number < self.next:
-                break
-            *device, _, t0, t1, t2, t3, samples, cpu_ns, batch_bytes, loss, _ = SLOT.unpack_from(
-                self.ring, at
-            )
-            if NUMBER.unpack_from(self.ring, at + FIRST) != (number,):
-                break
-            stamps = (t0, t1, t2, t3)
-            device = tuple(device) if device[3] else NO_DEVICE
-            steps.append(
-                FinishedStep(number - 1, stamps, samples, loss, device, cpu_ns, batch_bytes)
-            )
-            self.next = number + 1
+        while (step := self._next_step()) is not None:
+            steps.append(step)
+            self.next = step.number + 1
         if steps:
             self.log.write_line("\n".join(step.line() for step in steps))
         return steps
 
+    def _next_step(self) -> FinishedStep | None:
+        """Return the next step; None where it is not finished, or the ring is not whole."""
+        if self.page is None:
+            with contextlib.suppress(OSError, ValueError):
+                self.page = _whole(self.path)
+        if self.page is None:
+            return None
+        words = self.page.cast("q")
+        at = self.next % (len(words) // WORDS) * WORDS
+        number = words[at + LAST] - 1  # a later one, where the ring went round meanwhile
+        if number < self.next:
+            return None
+        step = step_in(self.page, at)
+        return step if words[at + FIRST] == number + 1 else None
+
     def remove(self) -> None:
         """Drain what is left and remove the ring. Call it once the loop's process is gone."""
         self.drain()
-        self.ring = None
+        self.page = None
         with contextlib.suppress(OSError):
             self.path.unlink()
         self.log.flush()  # on a full disk there may be room now
 
 
-def _mapped(path: Path) -> memoryview | None:
+def _whole(path: Path) -> memoryview | None:
     """Return the ring at `path`; None where it is not whole yet."""
     with open(path, "rb+", opener=private) as file:
         size = os.fstat(file.fileno()).st_size
-        if size not in (SLOTS * SLOT.size, FEW_SLOTS * SLOT.size):
-            return None
-        return shared_page(file.fileno(), size)
+        is_whole = size in (SLOTS * SLOT.size, FEW_SLOTS * SLOT.size)
+        return shared_page(file.fileno(), size) if is_whole else None
+
+
+def step_in(page: memoryview, at: int) -> FinishedStep:
+    """Return the step whose slot begins at a word of a ring."""
+    *device, first, t0, t1, t2, t3, samples, cpu_ns, size, loss, _ = SLOT.unpack_from(page, at * 8)
+    on_device = tuple(device) if device[3] else NO_DEVICE
+    return FinishedStep(first - 1, (t0, t1, t2, t3), samples, loss, on_device, cpu_ns, size)
 
 
 def recover(folder: str | Path) -> None:
     """Write the steps that a killed process had not, and remove the ring."""
     drain = Drain(folder, EventLog(folder))
     for step in events_named("step", Path(folder) / FILE_NAME):
-        drain.next = step["i"] + 2
+        drain.next = step["i"] + 1
     if drain.path.exists():
         drain.log.write_line("")  # ends a line that was torn
         drain.remove()

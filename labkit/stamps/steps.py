@@ -5,10 +5,10 @@ A step is a row of whole numbers: about 60 bytes, where its event as objects tak
 
 from __future__ import annotations
 
-import json
+import copy
 import math
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -33,29 +33,7 @@ SAME_MOMENT = {  # where a step has no times of a device, it worked while the ho
 }
 BUSY = MOMENTS["busy"]  # the device computes from the one to the other
 STAMPS = ("asked", "ready", *MOMENTS["copy"], *BUSY)  # the columns of `Run.stamps`
-MOMENT_NAMES = {name for names in MOMENTS.values() for name in names}
 MISSING = -(2**63)  # less than any number in an event
-
-
-class Texts:
-    """Events that are seldom read, kept as JSON: a tenth of what they take as objects."""
-
-    def __init__(self, texts: Iterable[bytes] = ()) -> None:
-        self._texts = list(texts)
-
-    def copy(self) -> Texts:
-        """Return the events so far."""
-        return Texts(self._texts)
-
-    def append(self, event: Event) -> None:
-        """Take in an event."""
-        self._texts.append(json.dumps(event, separators=(",", ":")).encode())
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def __iter__(self) -> Iterator[Event]:
-        return map(json.loads, self._texts)
 
 
 class Steps:
@@ -72,10 +50,9 @@ class Steps:
 
     def as_of_now(self) -> Steps:
         """Return the steps so far, in the same memory: those that follow do not show in them."""
-        now = Steps()
+        now = copy.copy(self)
         now._length = len(self)
         now._columns = dict(self._columns)
-        now._losses = self._losses
         now.after_pauses = list(self.after_pauses)
         return now
 
@@ -93,27 +70,24 @@ class Steps:
 
     def leave_out(self, began_ns: int, ended_ns: int) -> None:
         """Have no step contain this time: the one that went on then begins later by as much."""
-        done = self.moments("done")
-        number = int(np.searchsorted(done, began_ns))
-        if number == len(done) or self._columns["asked"][number] > began_ns:
+        number = int(np.searchsorted(self.moments("done"), began_ns))
+        if number == len(self) or self._columns["asked"][number] > began_ns:
             return
         self._columns = {name: column[:] for name, column in self._columns.items()}  # see as_of_now
-        for name in set(self._columns) & MOMENT_NAMES:
-            at_ns = self._columns[name][number]
+        for column in (self._columns[name] for name in self._columns.keys() - {*COUNTS}):
+            at_ns = column[number]
             if MISSING < at_ns <= began_ns:
-                self._columns[name][number] = at_ns + ended_ns - began_ns
-            elif began_ns < at_ns < ended_ns:  # a GPU that went on
-                self._columns[name][number] = ended_ns
+                column[number] = at_ns + ended_ns - began_ns
+            elif began_ns < at_ns:  # of a GPU that went on
+                column[number] = max(at_ns, ended_ns)
         self.after_pauses.append(number)
 
     def moments(self, name: str, rows: slice = ALL) -> np.ndarray:
         """Return a column (rows,) int64; of a device's moment that is missing, the host's."""
         known = range(len(self))[rows]
-        if name in self._columns:
-            column = self._columns[name][known.start : known.stop]
-            values = np.array(column)  # a copy: what lends its memory cannot grow
-        else:
-            values = np.full(len(known), MISSING)
+        values = np.full(len(known), MISSING)
+        if name in self._columns:  # a slice is a copy: what lends its memory cannot grow
+            values = np.array(self._columns[name][known.start : known.stop])
         if name in SAME_MOMENT:
             values = np.where(values == MISSING, self.moments(SAME_MOMENT[name], rows), values)
         return values

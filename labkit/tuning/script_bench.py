@@ -27,8 +27,7 @@ from labkit.diagnosis.watched_script import judge_runs, runs_in
 from labkit.knobs import Settings
 from labkit.process import folders
 from labkit.process.family import LINUX, MARK, descendants, die_with, end_marked, exit_name
-from labkit.process.leftovers import remove_segments
-from labkit.process.run_mark import delete_run
+from labkit.process.leftovers import delete_run, remove_segments
 from labkit.spec import LOADER_KNOBS
 from labkit.stamps.events import now_ns
 from labkit.stamps.interrupts import held

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from labkit.diagnosis.causes.loader import too_many
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.prediction.prediction import LEAST_MAX_WORKERS
 from labkit.results.hardware import check_device, machine
@@ -35,7 +34,7 @@ def tuner(
     most = _most_workers(here.cpu_cores)
     if max_workers is not None:
         most = KNOBS["num_workers"].check(max_workers)
-    notes = [f"Up to {most} workers were tried (max_workers){too_many(most, here.cpu_cores)}."]
+    notes = [f"Up to {most} workers were tried (max_workers)."]
     if isinstance(what, Pipeline):
         if step is not None:
             raise ValueError("step: goes with a dataset of your own.")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from labkit.api import Ranks, Run, Sweep
 from labkit.process.notebook import in_notebook
-from labkit.results.log_data import LogData
 from labkit.text import counted, printable
 
 if TYPE_CHECKING:
@@ -99,13 +98,6 @@ def figure_of(result: Run | Ranks | Sweep, before: Run | None = None) -> Figure 
     if measured is None:
         return None
     return result.plot(before) if isinstance(result, Run) else result.plot()
-
-
-def stage_line(run: LogData) -> str:
-    """Say what a run that has not measured anything yet is busy with."""
-    stage = run.stage
-    name = f"waiting: {stage['name']}" if stage.get("waiting") else stage["name"]
-    return f"{name} {stage['done']}/{stage['total']}" if stage.get("total") else name
 
 
 def closing_line(result: Run | Ranks | Sweep) -> str:

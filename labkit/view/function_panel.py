@@ -16,8 +16,8 @@ from labkit.knobs import Knob
 from labkit.results.measurements import short
 from labkit.results.payload import Source
 from labkit.view.controls import Control, shown
-from labkit.view.drawing import Drawing
 from labkit.view.panel import Panel
+from labkit.view.rows_figure import plot_measured
 from labkit.view.style import Picture
 
 REDRAW_S = 1.0  # s, between two drawings of the rows so far
@@ -28,14 +28,8 @@ FURTHER = 2  # times an axis's largest value is how far its control goes
 class FunctionPanel(Panel):
     """Measures one more point of a function at a press, and draws it among those of its grid."""
 
-    def __init__(
-        self,
-        grid: Grid,
-        source: Source,
-        drawing: Drawing,
-        measured: Measurements,
-    ):
-        """Show the rows of `measured`, which a cell waits for."""
+    def __init__(self, grid: Grid, source: Source, drawing: dict, measured: Measurements):
+        """Show the rows of `measured`, which a cell waits for; `drawing` as of `plot_measured`."""
         controls = {}
         for name, values in grid.values.items():
             knob = knob_of(name, values, grid.name)
@@ -69,10 +63,10 @@ class FunctionPanel(Panel):
 
     def draw(self) -> Picture | None:
         """Draw the rows as far as they are there, also in words; return the picture."""
-        drawn = self.drawing.figure(self.measured)
+        rows = self.measured.data
+        drawn = plot_measured(rows, **self.drawing)
         if drawn:
-            words = f"{self.drawing.title_of(self.measured)}\n{self.measured!r}"
-            self.picture.value = drawn.html(words)
+            self.picture.value = drawn.html(repr(rows))
         self.due = time.monotonic() + REDRAW_S
         return drawn
 
@@ -84,15 +78,15 @@ class FunctionPanel(Panel):
         point = replace(self.grid, values={name: [value] for name, value in values.items()})
         added = launch(point, source=self.source)
         await self.follow(added, lambda _added: None)
-        if not len(added):
-            why = added.error or f"{added.outcome} before it was measured"
-            self.say(f"{what}: {why}", good=False)
-            return
-        self.measured.add(added)
-        self.draw()
-        failed = [row["error"] for row in added.failures]
-        took = [f"{short(ms)} ms" for ms in added.rows["ms"].dropna()]
-        self.say(f"{what}: {', '.join(failed or took) or 'measured'}", good=not failed)
+        rows = added.data.all_rows
+        if rows:
+            self.measured.add(added)
+            self.draw()
+        failed = [row["error"] for row in rows if row["error"]]
+        took = [f"{short(row['ms'])} ms" for row in rows if row.get("ms")]
+        why = added.error or f"{added.outcome} before it was measured"
+        told = ", ".join(failed or took or ["measured"]) if rows else why
+        self.say(f"{what}: {told}", good=bool(rows) and not failed)
 
 
 def knob_of(name: str, values: Sequence[Any], function: str) -> Knob | None:
@@ -104,7 +98,7 @@ def knob_of(name: str, values: Sequence[Any], function: str) -> Knob | None:
     kinds = {type(value) for value in values}
     if kinds <= {int, float}:
         kind = "float" if float in kinds else "int"
-        low = min(min(values), FURTHER * min(values), 1 if kind == "int" else 0)
+        low = min(*values, FURTHER * min(values), 1 if kind == "int" else 0)
         return Knob(name, kind, values[0], told, low=low, high=max(FURTHER * max(values), 1))
     if kinds <= {str, int, float, bool, type(None)}:
         return Knob(name, "str", values[0], told, choices=tuple(values))

@@ -14,10 +14,9 @@ import traitlets
 
 from labkit.api import Ranks, Run, Sweep
 from labkit.view import FIGURE_PX, FIGURE_TEXT, display
-from labkit.view.live_frame import live_frame, live_line
+from labkit.view.live_frame import live_frame, live_line, stage_line
 
 HERE = Path(__file__).parent
-STYLE_SHEET = HERE / "live.css"
 FRAME_S = 0.1  # s between two frames: a browser on the same cores takes time from the run
 SHARE = 0.05  # of a core, at most, for packing frames: those of long runs are costly
 
@@ -31,7 +30,7 @@ class PanelAccess(anywidget.AnyWidget):
     """Shows nothing: it names the controls of the panel it stands in, and keeps the focus there."""
 
     _esm = script_of("panel_access.js")
-    _css = STYLE_SHEET
+    _css = HERE / "live.css"
 
 
 class LiveView(anywidget.AnyWidget):
@@ -43,7 +42,7 @@ class LiveView(anywidget.AnyWidget):
     _esm = script_of(
         "dom.js", "live_frame.js", "live_pen.js", "live_draw.js", "live_pointer.js", "live.js"
     )
-    _css = STYLE_SHEET
+    _css = HERE / "live.css"
 
     frame = traitlets.Dict().tag(sync=True)  # see `live_frame`
     overlay = traitlets.Dict().tag(sync=True)  # the frame of the run before
@@ -60,9 +59,7 @@ class LiveView(anywidget.AnyWidget):
         super().__init__(height=height)
         self.title = ""  # what is being run, where it is one of several
         self.what: Run | Ranks | None = None  # that is drawn
-        self.run: Run | None = None  # of it: the first of several ranks
         self.serial = 0  # of the run: the page forgets the steps of the one before
-        self.drawn_steps = 0
         self.due = 0.0  # when to draw again, s
         self.show_before(before)
 
@@ -74,35 +71,27 @@ class LiveView(anywidget.AnyWidget):
     def update(self, what: Run | Ranks, ended: bool = False) -> None:
         """Show what it has done by now, or how it `ended`."""
         with self.hold_sync():  # one message to the browser
-            self._read(what)
+            if what is not self.what:
+                self.what = what
+                self.serial += 1
+                self.frame = {}
+                self.device = "device"
+                self.badge = what.mark or ""
+            first = first_rank(what)
+            if first is not None:
+                run = first.data
+                if run.machine.kind != "unknown":
+                    self.device = run.machine.kind.upper()
+                if run.steps > self.frame.get("steps", 0):
+                    self.frame = live_frame(run, self.serial)
             self.running = not ended
-            said = display.closing_line(what) if ended else progress_line(what)
-            self.status = self.title + said
-
-    def _read(self, what: Run | Ranks) -> None:
-        first = first_rank(what)
-        if what is not self.what or self.run is None:
-            self.what = what
-            self.run = first
-            self.serial += 1
-            self.drawn_steps = 0
-            self.frame = {}
-            self.device = "device"
-            self.badge = what.mark or ""
-        if first is None:
-            return
-        run = first.data
-        if run.machine.kind != "unknown":
-            self.device = run.machine.kind.upper()
-        if run.steps > self.drawn_steps:
-            self.drawn_steps = run.steps
-            self.frame = live_frame(run, self.serial)
+            told = display.closing_line(what) if ended else progress_line(what)
+            self.status = self.title + told
 
     def follow(self, running: Run | Ranks) -> None:
         """Do as `update`, but, once there are steps to be seen, ten times a second at most."""
-        seen = self.frame and running is self.what
         began = time.monotonic()
-        if not seen or began >= self.due:
+        if not self.frame or running is not self.what or began >= self.due:
             self.update(running)
             took = time.monotonic() - began
             self.due = began + max(FRAME_S, took / SHARE)
@@ -124,7 +113,7 @@ class RunDisplay:
     def next(self, title: str) -> None:
         """Say what the next of several runs is; the one before stays as a line, or faintly."""
         if self.shown.live:
-            self.view.show_before(self.view.run)
+            self.view.show_before(first_rank(self.view.what))
         elif self.run is not None:
             self.shown.final(self.view.title + display.closing_line(self.run))
         self.view.title = title
@@ -148,7 +137,7 @@ class RunDisplay:
 def progress_line(running: Run | Ranks) -> str:
     """Say how far a run is."""
     run = first_rank(running)
-    return display.stage_line(running.data) if run is None else live_line(run.data)
+    return stage_line(running.data) if run is None else live_line(run.data)
 
 
 def first_rank(running: Run | Ranks | None) -> Run | None:

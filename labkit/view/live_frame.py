@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-import functools
-import math
+from typing import Any
 
 import numpy as np
 
+from labkit.results.log_data import LogData
 from labkit.results.run_data import RunData
 from labkit.spec import KNOBS
 from labkit.stamps.step_classes import split_steps
-from labkit.view.display import stage_line
 
 STEPS_SHOWN = 400  # at most: the busy time of each and the gap after it have two pixels each
-POINTS = 256  # of the utilization over the whole run
-SMOOTH = 12  # of them, of which each drawn one is the mean; as many as four steps have, if more
-RECENT = 2_000  # latest steps, of which the mean is taken: all of a long run take too long
 USUAL_WINDOW_S = 2.0
-Frame = dict[str, object]
+PARTS = ("wait", "copy", "compute", "other")
+Frame = dict[str, Any]
 
 
 def live_frame(run: RunData, serial: int = 0) -> Frame:
     """Return all that the canvas draws (see live_frame.js); {} before the first step.
 
-    `serial` numbers the runs of one canvas. The arrays are float32.
+    `serial` numbers the runs of one canvas. The arrays are float32: of each step in the window its
+    stamps since the window's start, s, and what it took by part, ms; of the whole run time, s, and
+    the utilization around it, %.
     """
-    if not run.steps:
+    if not run.length_s:
         return {}
-    start_s, window_s = window(run)
+    step_s = run.length_s / run.steps
+    # Unless its steps would blur or miss; one digit, so that it does not change with every frame
+    window_s = np.clip(USUAL_WINDOW_S, 4 * step_s, 0.75 * STEPS_SHOWN * step_s)
+    window_s = float(f"{window_s:.0e}")
+    start_s = max(0.0, run.length_s - window_s)
+    stamps = run.stretch(max(0, run.steps - STEPS_SHOWN - 1), run.steps)
+    split_ms = 1e3 * split_steps(stamps)
+    parts_ms = np.column_stack([split_ms[:, :3], split_ms[:, 3:].sum(axis=1)])
+    unknown = np.full((1, 4), np.nan)  # nothing is known of the time before the first step
+    rows = np.column_stack([stamps - start_s, np.vstack([unknown, parts_ms])])
+    rows = rows[rows[:, 5] >= 0][-STEPS_SHOWN:]
+    shares, edges = binned(run)
+    curve = np.column_stack([(edges[:-1] + edges[1:]) / 2, 100 * shares])
     return {
         "serial": serial,
         "start": start_s,
@@ -36,54 +47,19 @@ def live_frame(run: RunData, serial: int = 0) -> Frame:
         "steps": run.steps,
         "warmup": run.warm_s,
         "accumulationSteps": run.pipeline.accumulation_steps or 1,
-        "means": dict(zip(("wait", "copy", "compute", "other"), mean_ms(run), strict=True)),
-        "rows": step_rows(run, start_s).tobytes(),
-        "curve": curve_of(run).tobytes(),
+        "means": {part: getattr(run, f"{part}_ms") or 0.0 for part in PARTS},
+        "rows": rows.astype(np.float32).tobytes(),
+        "curve": curve.astype(np.float32).tobytes(),
     }
 
 
-@functools.lru_cache(maxsize=1)
-def recent_steps(run: RunData) -> tuple[np.ndarray, np.ndarray]:
-    """Return the stamps (n, 6) of the latest steps, s, and what they took by part (n, 4), ms.
+def binned(run: RunData) -> tuple[np.ndarray, np.ndarray]:
+    """Return a run's utilization in equal bins, and their edges, s.
 
-    Of the first step that is NaN: nothing is known of the time before it.
+    A bin has three steps or more: finer ones would show single teeth, aliased.
     """
-    stamps = run.stretch(max(0, run.steps - RECENT - 1), run.steps)
-    spent = split_steps(stamps)
-    parts = np.column_stack([spent[:, :3], spent[:, 3:].sum(axis=1)])
-    return stamps, 1e3 * np.vstack([np.full(4, np.nan), parts])
-
-
-def mean_ms(run: RunData) -> list[float]:
-    """Return the mean measured step by part, ms: of the latest; 0 before there is one."""
-    _, spent_ms = recent_steps(run)
-    measured = spent_ms[1:][-min(RECENT, run.steps - run.warmup) :]
-    return measured.mean(axis=0).tolist() if len(measured) else [0.0] * 4
-
-
-def window(run: RunData) -> tuple[float, float]:
-    """Return start and width, s, of what is shown: 2 s, unless its steps would blur or miss."""
-    step_s = run.length_s / run.steps
-    width = np.clip(USUAL_WINDOW_S, 4 * step_s, 0.75 * STEPS_SHOWN * step_s)
-    width_s = float(f"{width:.0e}")  # one digit: it does not change with every frame
-    return max(0.0, run.length_s - width_s), width_s
-
-
-def step_rows(run: RunData, start_s: float) -> np.ndarray:
-    """Return stamps since the window's start, s, and parts, ms, of the steps in it (n, 10)."""
-    stamps, spent_ms = recent_steps(run)
-    rows = np.column_stack([stamps - start_s, spent_ms])
-    return rows[rows[:, 5] >= 0][-STEPS_SHOWN:].astype(np.float32)
-
-
-def curve_of(run: RunData) -> np.ndarray:
-    """Return (n, 2) float32: time, s, and utilization around it, %; none of very few steps."""
-    width = max(SMOOTH, math.ceil(4 * POINTS / run.steps))
-    if width > POINTS or not run.length_s:
-        return np.empty((0, 2), np.float32)
-    mean = np.full(width, 1 / width)
-    seconds, shares = (np.convolve(each, mean, "valid") for each in run.timeline(POINTS))
-    return np.column_stack([seconds, 100 * shares]).astype(np.float32)
+    bins = int(np.clip(run.steps // 3, 4, 120))
+    return run.timeline(bins)[1], np.linspace(0, run.length_s, bins + 1)
 
 
 def live_line(run: RunData) -> str:
@@ -94,11 +70,16 @@ def live_line(run: RunData) -> str:
     is_timed = asked == KNOBS["steps"].high  # the clock ends it
     parts = [f"step {run.steps}" if is_timed else f"step {run.steps} of {asked}"]
     if run.throughput:
-        spent_ms = mean_ms(run)
-        parts.append(f"{run.machine.kind.upper()} busy {run.busy_text}")
-        parts += filter(None, [run.mfu_text])
+        parts += [f"{run.machine.kind.upper()} busy {run.busy_text}", run.mfu_text]
         parts.append(f"{run.throughput:.0f} samples/s")
-        parts.append(f"waiting for data {spent_ms[0]:.1f} of {sum(spent_ms):.1f} ms a step")
+        parts.append(f"waiting for data {run.wait_ms:.1f} of {run.step_ms:.1f} ms a step")
     if run.pipeline.simulated_delay:
         parts.append(f"simulated delay: {run.pipeline.simulated_delay}")
-    return " · ".join(parts)
+    return " · ".join(filter(None, parts))
+
+
+def stage_line(run: LogData) -> str:
+    """Say what a run that has not measured anything yet is busy with."""
+    stage = run.stage
+    name = f"waiting: {stage['name']}" if stage.get("waiting") else stage["name"]
+    return f"{name} {stage['done']}/{stage['total']}" if stage.get("total") else name

@@ -6,16 +6,17 @@ import inspect
 import time
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.api import Measurements, launch
 from labkit.bench.grid import Grid
+from labkit.knobs import as_typed
 from labkit.process.notebook import in_notebook
 from labkit.results.device_peaks import ROOFS, Peaks
 from labkit.results.payload import Source
 from labkit.stamps.interrupts import held
-from labkit.view.display import Display, stage_line, why_no_widgets
-from labkit.view.drawing import Drawing
+from labkit.view.display import Display, why_no_widgets
+from labkit.view.live_frame import stage_line
 
 if TYPE_CHECKING:
     import pandas
@@ -73,17 +74,19 @@ def measure(
     parts = {**used.globals, **used.nonlocals, spec.name: function}
     parts = {name: part for name, part in parts.items() if not isinstance(part, ModuleType)}
     source = Source.of(spec.name, parts, "make it inside the function")
-    drawing = Drawing(x, y, by, title, beside, log)
+    drawing = {"x": x, "y": y, "by": by, "title": title, "beside": beside, "log": log}
     with held():
         started = launch(spec, source=source)
-        if wait and in_notebook() and why_no_widgets() is None:
+        if not wait:
+            return started
+        if in_notebook() and why_no_widgets() is None:
             from labkit.view.function_panel import FunctionPanel
 
             panel = FunctionPanel(spec, source, drawing, started)
             wait_for_rows(started, panel.tell, panel.settle)
-        elif wait:
+        else:
             watch_rows(started, drawing)
-    return checked(started) if wait else started
+    return checked(started)
 
 
 def peaks(*, again: bool = False, device: str = "auto") -> Peaks:
@@ -116,12 +119,17 @@ def checked(measured: Measurements) -> Measurements:
     return measured
 
 
-def watch_rows(measured: Measurements, drawing: Drawing | None = None) -> None:
+def watch_rows(measured: Measurements, drawing: dict[str, Any] | None = None) -> None:
     """Say on a line which row is being measured; in a notebook leave the figure, if it has one."""
     display = Display()
 
     def leave(said: str) -> None:
-        display.final(said, drawing.figure(measured) if drawing and in_notebook() else None)
+        figure = None
+        if drawing and in_notebook():
+            from labkit.view.rows_figure import plot_measured
+
+            figure = plot_measured(measured.data, **drawing)
+        display.final(said, figure)
 
     wait_for_rows(measured, display.line, leave)
 
@@ -144,5 +152,4 @@ def row_line(running: Measurements) -> str:
     points = running.points
     if done is None or done >= len(points):
         return stage_line(running)
-    values = ", ".join(f"{name}={value}" for name, value in points[done].items())
-    return f"{running.name}({values}), {done + 1} of {len(points)}"
+    return f"{running.name}({as_typed(points[done])}), {done + 1} of {len(points)}"

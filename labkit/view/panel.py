@@ -110,31 +110,29 @@ class Panel(widgets.VBox):
         self.stop()
         super().close()
 
-    async def pause(self, seconds: float) -> None:
+    async def _pause(self, seconds: float) -> None:
         """Let the kernel do other things for so long, or until Stop was pressed."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._stop.wait(), seconds)
 
     async def follow(self, run: Followed, draw: Callable[[Followed], object]) -> None:
         """Draw `run` until it ends or is to stop; no process of it is left afterwards."""
+        ended = run.stop  # also where drawing breaks
         try:
             while run.data.running and not self._stop.is_set():
                 draw(run)
-                await self.pause(POLL_S)
-        except BaseException:
-            self._stop.set()
-            raise
+                await self._pause(POLL_S)
+            ended = run.stop if self._stop.is_set() else run.wait
         finally:
-            await asyncio.to_thread(run.stop if self._stop.is_set() else run.wait)
+            await asyncio.to_thread(ended)
 
     async def _guarded(self) -> None:
         """Do what was asked for, and say what went wrong: in a task nobody would see it."""
         try:
-            await self.pause(SETTLE_S)
+            await self._pause(SETTLE_S)
             await self._once()
         except Exception as error:
-            is_plain = isinstance(error, (ValueError, OSError, RuntimeError))
-            self.say(str(error) if is_plain else f"{type(error).__name__}: {error}", good=False)
+            self.say(f"{type(error).__name__}: {error}", good=False)
         finally:
             self._show_busy(False)
 
@@ -146,8 +144,7 @@ class Panel(widgets.VBox):
 
     def say(self, text: str, good: bool = True) -> None:
         """Show a sentence of now; in alarm's colour where it is not `good`."""
-        look = "labkit-said verdict" if good else "labkit-said verdict alarm"
-        self.verdict.value = f"<div class='{look}' role='status'>{html.escape(text)}</div>"
+        self.verdict.value = said(text, "verdict" if good else "verdict alarm")
 
     def _changed(self) -> None:
         """Say what the controls now ask for."""
@@ -174,6 +171,11 @@ class Panel(widgets.VBox):
             IPython.display.display({"text/html": fallback, "text/plain": ""}, raw=True)
         # The first press is then as quick as the others
         threading.Thread(target=launcher.stand_by, daemon=True).start()
+
+
+def said(text: str, look: str = "") -> str:
+    """Return a sentence as HTML that a screen reader tells when it changes."""
+    return f"<div class='labkit-said {look}' role='status'>{html.escape(text)}</div>"
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from labkit.diagnosis.judge import of_run
+from labkit.knobs import as_typed
 from labkit.results import saving
 from labkit.results.privacy import for_others
 from labkit.results.run_data import RunData
@@ -32,13 +33,12 @@ def export(run: RunData, path: str | os.PathLike[str], overwrite: bool = False) 
     suffix = path.suffix.lower()
     if suffix in saving.FIGURES:
         return saving.save_figure(draw_run(run, None), path, overwrite)
-    if suffix not in (".html", ".csv"):
-        known = ".html, .csv, .png, .svg or .pdf"
-        raise ValueError(
-            f"export({str(path)!r}): the format follows from the suffix; give {known}."
-        )
-    text = html_page(run) if suffix == ".html" else run.frame.to_csv()
-    return saving.save_text(path, text, overwrite)
+    if suffix == ".html":
+        return saving.save_text(path, html_page(run), overwrite)
+    if suffix == ".csv":
+        return saving.save_text(path, run.frame.to_csv(), overwrite)
+    known = ".html, .csv, .png, .svg or .pdf"
+    raise ValueError(f"export({str(path)!r}): the format follows from the suffix; give {known}.")
 
 
 def html_page(run: RunData, verdict: str = "") -> str:
@@ -47,7 +47,6 @@ def html_page(run: RunData, verdict: str = "") -> str:
     `verdict` is the text of a verdict that is known already; without it the run is diagnosed.
     """
     found = of_run(run)
-    changed = run.pipeline.changed().items()
     return template("report.html").render(
         mark=MARK,
         run=run,
@@ -55,5 +54,5 @@ def html_page(run: RunData, verdict: str = "") -> str:
         verdict=for_others(verdict or str(found)),
         picture=draw_run(run, None).html("Utilization over the run, and its mean step"),
         lanes=draw_workers(run.workers).html("What each worker did") if run.workers else "",
-        settings="\n".join(f"{name}={value!r}" for name, value in changed) or "the defaults",
+        settings=as_typed(run.pipeline.changed()) or "the defaults",
     )

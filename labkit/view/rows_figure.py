@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 import pandas
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
-from labkit.bench.grid import NOISY
+from labkit.bench.grid import NOISY, TIMED
 from labkit.results.measurements import UNITS, MeasurementsData, short
-from labkit.view.primitives import name_rows, write_beside
+from labkit.view.primitives import name_rows
 from labkit.view.style import (
-    BEFORE,
     BOLD,
     GREY,
+    INK,
     LINES,
     Picture,
     drawable,
@@ -25,19 +26,17 @@ from labkit.view.style import (
 )
 
 Rows = pandas.DataFrame | MeasurementsData
+Title = str | Callable[[pandas.DataFrame], str]
 
 LOGS = (None, "", "x", "y", "xy")
-HOLLOW = f"hollow: noisy, spread above {NOISY:.0%} of the median"
+BEST_FIRST = ("tflops", "gib_s", "ms")  # what is drawn where no `y` was asked for
 LEAST_RANGE = 8  # powers of two over such a range are drawn at equal distances
-MOST_TICKS = 10
-MOST_NAMED = 6  # places on a plain axis that are marked themselves
+MOST_MARKED = 9  # places that are marked themselves
 LINES_IN = 3.3  # height of axes with lines
 BAR_IN = 0.2
-GRID = {"color": "#E6E6E6", "linewidth": 0.8}
-LONGEST_NAME = 80
+AROUND_IN = 0.9  # what stands around bars
 GITHUB = r"https?://github\.com/([^/]+/[^/]+).*"
-UNITS_AT_END = UNITS | {"s": "s", "w": "W", "gb": "GB", "kib": "KiB", "mib": "MiB", "gib": "GiB"}
-WHISKER = {"fmt": "none", "ecolor": BEFORE, "capsize": 2.5}
+WHISKER = {"ecolor": INK, "capsize": 2.5}
 
 
 @our_style
@@ -69,24 +68,36 @@ def plot(
     """
     if log not in LOGS:
         raise ValueError(f"log={log!r} is not allowed: use 'x', 'y', 'xy', '' or None.")
-    rows, beside = as_of_now(rows), None if beside is None else as_of_now(beside)
     drawn = tidied(rows, x, y, by, beside)
-    notes = [*dict.fromkeys(_origins_of(rows, x, by)), *_notes_of(drawn, y)]
-    header = [(title, BOLD), *((note, GREY) for note in notes)]
+    header = [(title, BOLD), *((note, GREY) for note in notes_of(drawn, y))]
     figure, [axes] = page(header, [height_in(drawn)])
     draw_rows(axes, drawn, x, y, log)
     legend_above(axes)
     return figure
 
 
-def as_of_now(table: Rows) -> Rows:
-    """Return a table that stays as it is while it is drawn: of one that grows, what is there."""
-    return table if isinstance(table, pandas.DataFrame) else table.data
+def plot_measured(
+    rows: MeasurementsData, x: str | None, y: str | None, by: str | None, title: Title, **more: Any
+) -> Picture | None:
+    """Draw the rows that are there by now, as far as they are asked for.
 
-
-def frame_of(table: Rows) -> pandas.DataFrame:
-    """Return a table's rows."""
-    return table if isinstance(table, pandas.DataFrame) else table.rows
+    Left out, `x` and `by` are the first arguments that vary, and `y` the best known measure; None
+    without an x or a y. A `title` that fails while rows are missing is left out.
+    """
+    table = rows.rows.dropna(axis="columns", how="all")
+    y = y or next((name for name in BEST_FIRST if name in table), None)
+    own = table.columns.difference([*TIMED, y], sort=False)
+    varying = [name for name in own if table[name].astype(str).nunique() > 1]
+    x, second, *_ = [*varying, None, None] if x is None else [x, None]
+    by = by or second
+    if x is None or y is None or not {x, y} <= {*table}:
+        return None
+    if not isinstance(title, str):
+        try:
+            title = title(rows.rows)
+        except Exception as error:  # whatever the user's function raises
+            title = "" if rows.running else f"title: {type(error).__name__}: {error}"
+    return plot(rows, x, y, by if by in table else None, title=title, **more)
 
 
 def tidied(
@@ -94,109 +105,87 @@ def tidied(
 ) -> pandas.DataFrame:
     """Return what is drawn of a table, and of one beside it; the same value has the same colour.
 
-    Columns: `x` (NaN where it is text) and its `name` in words; `y`, NaN where there is none, and
-    `why`; `spread`, half of the interquartile range; `noisy`; `is_beside`; `label` and `colour`,
-    the same for rows that a line joins; `fill`. Raises ValueError where a column is missing.
+    Columns: see `_tidied`; `label` and `colour`, the same for rows that a line joins; `fill`.
+    Raises ValueError where a column is missing.
     """
-    drawn = _drawn_of(table, x, y, by).assign(is_beside=False, label=lambda rows: rows["key"])
+    rows = _tidied(table, x, y, by)
+    rows["label"] = rows["key"]
     if beside is not None:
-        drawn["label"] = _labels(drawn, _origins_of(table, x, by), "here")
-        other = _drawn_of(beside, x, y, by if by in frame_of(beside) else None)
-        label = _labels(other, _origins_of(beside, x, by), "beside")
-        drawn = pandas.concat([drawn, other.assign(is_beside=True, label=label)], ignore_index=True)
-    key = drawn["key"].where(drawn["key"] != "", drawn["label"])
-    drawn["colour"] = np.array(LINES)[pandas.factorize(key)[0] % len(LINES)]
-    drawn["fill"] = drawn["colour"].mask(drawn["noisy"] | drawn["is_beside"], "white")
-    return drawn
+        other = _tidied(beside, x, y, by, is_beside=True)
+        rows = pandas.concat([rows, other], ignore_index=True)
+        name = (rows["key"] + ", " + rows["origin"]).str.strip(", ")
+        rows["label"] = name.mask(name == "", np.where(rows["is_beside"], "beside", "here"))
+    key = rows["key"].mask(rows["key"] == "", rows["label"])
+    rows["colour"] = np.array(LINES)[pandas.factorize(key)[0] % len(LINES)]
+    rows["fill"] = rows["colour"].mask(rows["noisy"] | rows["is_beside"], "none")
+    return rows
 
 
-def _drawn_of(table: Rows, x: str, y: str, by: str | None) -> pandas.DataFrame:
-    """Return the columns of `tidied` that a table alone tells; `key` is the value of `by`."""
-    frame = frame_of(table)
-    for column in filter(None, (x, y, by)):
-        if column not in frame:
-            raise ValueError(f"No column {column!r}; there are: {', '.join(frame.columns)}.")
-    found = pandas.DataFrame({"y": _numbers(frame, y), "why": ""})
-    if "error" in frame:
-        found["why"] = frame["error"].fillna("").to_numpy()
-    found.loc[np.isinf(found["y"]) | (found["why"] != ""), "y"] = np.nan
-    found["x"] = _numbers(frame, x) if _is_number(frame[x]) else np.nan
-    found["name"] = [word(each) for each in frame[x]]
+def _tidied(
+    table: Rows, x: str, y: str, by: str | None, is_beside: bool = False
+) -> pandas.DataFrame:
+    """Return a row for each of a table, as it is now.
+
+    Columns: `x` (NaN where it is text) and its `name` in words; `y`, NaN where there is none, and
+    `why`; `spread`, half of the interquartile range; `noisy`; `key`, the value of `by` in words;
+    `origin`, where it was measured: "A40, published by OWNER/REPO"; `is_beside`.
+    """
+    mark = None
+    if not isinstance(table, pandas.DataFrame):
+        now = table.data  # of one that grows, what is there
+        table, mark = now.rows, now.mark
+    for column in filter(None, (x, y, None if is_beside else by)):
+        if column not in table:
+            raise ValueError(f"No column {column!r}; there are: {', '.join(table.columns)}.")
+    frame = table.reset_index(drop=True)
     iqr = f"iqr_{y}"
-    found["spread"] = np.nan_to_num(_numbers(frame, iqr)) / 2 if iqr in frame else 0.0
-    found["noisy"] = frame["noisy"].eq(True).to_numpy() if "noisy" in frame else False
-    found["key"] = "" if by is None else _in_words(frame[by])
-    return found
-
-
-def _numbers(frame: pandas.DataFrame, column: str) -> np.ndarray:
-    """Return a column as numbers, NaN where there is none."""
+    optional = frame.reindex(columns=["error", "noisy", "card", "source", iqr]).astype(object)
     try:
-        return frame[column].to_numpy(float, na_value=np.nan)
+        numbers = frame[y].astype(float)
     except (ValueError, TypeError):
-        raise ValueError(f"Column {column!r} holds no numbers: choose another one.") from None
+        raise ValueError(f"Column {y!r} holds no numbers: choose another one.") from None
+    why = optional["error"].fillna("")
+    source = "published by " + optional["source"].replace(GITHUB, r"\1", regex=True)
+    origin = source.fillna(mark or "")
+    if "card" not in (x, by):
+        origin = ((optional["card"] + ", ").fillna("") + origin).str.strip(", ")
+    key = str(by).replace("_", " ") + " {:.10g}"  # "batch size 64"
+    columns = {
+        "x": frame[x].astype(float) if frame[x].dtype.kind in "iuf" else np.nan,  # no True or False
+        "name": _in_words(frame[x]),
+        "y": numbers.where(np.isfinite(numbers) & (why == "")),
+        "why": why,
+        "spread": optional[iqr].astype(float).replace(0, np.nan) / 2,
+        "noisy": optional["noisy"].eq(True),
+        "key": _in_words(frame[by], key).map(drawable) if by in frame else "",
+        "origin": origin,
+        "is_beside": is_beside,
+    }
+    return pandas.DataFrame(columns)
 
 
-def _in_words(column: pandas.Series) -> list[str]:
-    """Return each value of a column in words, "batch size 64" of a number."""
-    has_name = _is_number(column) or column.dtype == bool
-    what = f"{str(column.name).replace('_', ' ')} " if has_name else ""
-    return [drawable(f"{what}{word(value)}", LONGEST_NAME) for value in column]
+def _in_words(column: pandas.Series, numbers: str = "{:.10g}") -> pandas.Series:
+    """Return each value of a column as text."""
+    return column.map(numbers.format if column.dtype.kind in "iuf" else str)
 
 
-def _is_number(column: pandas.Series) -> bool:
-    """Return whether a column holds numbers; True and False are names."""
-    return column.dtype.kind in "iuf"
-
-
-def word(value: object) -> str:
-    """Write one cell of a table: 512 for 512.0."""
-    return f"{value:.10g}" if isinstance(value, (float, np.floating)) else str(value)
-
-
-def _labels(drawn: pandas.DataFrame, origins: list[str], otherwise: str) -> list[str]:
-    """Return what the legend calls each row where two tables stand side by side."""
-    both = zip(drawn["key"], origins, strict=True)
-    return [", ".join(filter(None, each)) or otherwise for each in both]
-
-
-def _origins_of(table: Rows, x: str, by: str | None) -> list[str]:
-    """Say of each row where it was measured, by others too: "A40, published by OWNER/REPO"."""
-    frame = frame_of(table)
-    origins = [getattr(table, "mark", "") or ""] * len(frame)
-    if "source" in frame:
-        origins = "published by " + frame["source"].replace(GITHUB, r"\1", regex=True)
-    if "card" in frame and "card" not in (x, by):
-        both = zip(frame["card"], origins, strict=True)
-        origins = [", ".join(filter(None, each)) for each in both]
-    return list(origins)
+def notes_of(drawn: pandas.DataFrame, y: str) -> list[str]:
+    """Return what stands above the axes: origins, gaps: "float32: out of memory (512)" ..."""
+    notes = [*drawn.loc[~drawn["is_beside"], "origin"].unique()]
+    gaps = drawn[drawn["y"].isna()]
+    for _, rows in gaps.groupby(["label", "why"], sort=False):
+        label, why = rows.iloc[0][["label", "why"]]
+        notes.append(f"{label and f'{label}: '}{why or f'no {y}'} ({', '.join(rows['name'])})")
+    if drawn["spread"].notna().any():
+        notes.append("error bars: half the interquartile range up and down")
+    if drawn["noisy"].any():
+        notes.append(f"hollow: noisy, spread above {NOISY:.0%} of the median")
+    return notes
 
 
 def with_unit(column: str) -> str:
-    """Return a column's name as an axis says it: "TFLOP/s", "step, ms", "batch size"."""
-    if column in UNITS_AT_END:
-        return UNITS_AT_END[column]
-    words = column.replace("_per_", "/")
-    name, _, unit = words.rpartition("_")
-    if name and unit in UNITS_AT_END:
-        words = f"{name}, {UNITS_AT_END[unit]}"
-    return words.replace("_", " ")
-
-
-def _notes_of(drawn: pandas.DataFrame, y: str) -> list[str]:
-    """Return what stands above the axes: what is missing, "float32: out of memory (512)" ..."""
-    notes = []
-    missing = drawn[drawn["y"].isna()]
-    for _, rows in missing.groupby(["label", "why"], sort=False):
-        first = rows.iloc[0]
-        reason = drawable(first["why"] or f"no {y}", LONGEST_NAME)
-        label = f"{first['label']}: " if first["label"] else ""
-        notes.append(f"{label}{reason} ({', '.join(rows['name'])})")
-    if drawn["spread"].any():
-        notes.append("error bars: half the interquartile range up and down")
-    if drawn["noisy"].any():
-        notes.append(HOLLOW)
-    return notes
+    """Return a column's name as an axis says it: "TFLOP/s", "batch size", "img/s"."""
+    return UNITS.get(column) or column.replace("_per_", "/").replace("_", " ")
 
 
 def is_lines(drawn: pandas.DataFrame) -> bool:
@@ -206,27 +195,56 @@ def is_lines(drawn: pandas.DataFrame) -> bool:
 
 def height_in(drawn: pandas.DataFrame) -> float:
     """Return the height of axes with lines, or with a bar for each row, inches."""
-    return LINES_IN if is_lines(drawn) else BAR_IN * len(drawn) + 0.9
+    return LINES_IN if is_lines(drawn) else BAR_IN * len(drawn) + AROUND_IN
 
 
-def draw_rows(axes: Axes, drawn: pandas.DataFrame, x: str, y: str, log: str | None) -> None:
+def draw_rows(axes: Axes, drawn: pandas.DataFrame, x: str, y: str, log: str | None = None) -> None:
     """Draw `tidied` rows: lines over numbers, or bars beside names."""
-    axes.set_axisbelow(True)
     is_log = "y" in (log or "")
     if not is_lines(drawn):
-        _draw_names(axes, drawn, is_log)
+        _draw_bars(axes, drawn, is_log)
         axes.set_xlabel(with_unit(y))
-        axes.grid(axis="both" if is_log else "x", **GRID)
+        axes.grid(axis="both" if is_log else "x")
+        if is_log:
+            _make_log(axes, "x")
         return
     for _, rows in drawn.groupby(["is_beside", "label"], sort=False):
         _draw_line(axes, rows.sort_values("x", kind="stable"))
     _mark_places(axes, np.unique(drawn["x"]), log)
     axes.set(xlabel=with_unit(x), ylabel=with_unit(y))
-    axes.grid(**GRID)
+    axes.grid()
     if is_log:
         _make_log(axes, "y")
     elif not (drawn["y"] < 0).any():
         axes.set_ylim(bottom=0)
+
+
+def _draw_bars(axes: Axes, rows: pandas.DataFrame, is_log: bool) -> None:
+    """Draw a bar for each row, those of one name below each other, with its number behind it.
+
+    On a logarithmic axis they are points: such an axis has no zero where a bar could begin.
+    """
+    row, names = pandas.factorize(rows["name"])
+    count = rows["name"].map(rows["name"].value_counts())
+    height = 0.8 / count.max()
+    middle = row + (rows.groupby("name").cumcount() - (count - 1) / 2) * height
+    for label, own in rows.groupby("label", sort=False):
+        place = middle[own.index]
+        look: dict[str, Any] = {
+            "color": own["fill"],
+            "edgecolor": own["colour"],
+            "label": label or None,
+        }
+        if is_log:
+            axes.scatter(own["y"], place, s=25, **look)
+            look = {"alpha": 0}
+        elif own["is_beside"].all():
+            look["hatch"] = "////"
+        bars = axes.barh(
+            place, own["y"], 0.9 * height, xerr=own["spread"], error_kw=WHISKER, **look
+        )
+        axes.bar_label(bars, [str(short(value)) for value in own["y"]], padding=5)
+    name_rows(axes, [*names])
 
 
 def _draw_line(axes: Axes, rows: pandas.DataFrame) -> None:
@@ -238,51 +256,16 @@ def _draw_line(axes: Axes, rows: pandas.DataFrame) -> None:
     look = {"color": first["colour"], "linestyle": line, "label": first["label"] or None}
     axes.plot(rows["x"], rows["y"], marker="" if line else "o", markersize=5, **look)
     axes.scatter(rows["x"], rows["y"], s=25, c=rows["fill"], edgecolors=first["colour"], zorder=3)
-    if rows["spread"].any():
-        axes.errorbar(rows["x"], rows["y"], rows["spread"], **WHISKER)
-
-
-def _draw_names(axes: Axes, drawn: pandas.DataFrame, is_log: bool) -> None:
-    """Draw a group of bars for each name, from top to bottom; each bar has its number.
-
-    On a logarithmic axis they are points: such an axis has no zero where a bar could begin.
-    """
-    row, names = pandas.factorize(drawn["name"])
-    count = drawn["name"].map(drawn["name"].value_counts())
-    thickness = 0.8 / count.max()
-    middle = row + (drawn.groupby("name").cumcount() - (count - 1) / 2) * thickness
-    for _, rows in drawn.groupby(["is_beside", "label"], sort=False):
-        first = rows.iloc[0]
-        place = middle[rows.index]
-        look = {
-            "color": rows["fill"],
-            "edgecolor": first["colour"],
-            "label": first["label"] or None,
-        }
-        if is_log:
-            axes.scatter(rows["y"], place, s=25, **look)
-        else:
-            hatch = "////" if first["is_beside"] else None
-            axes.barh(place, rows["y"], 0.9 * thickness, hatch=hatch, **look)
-    if drawn["spread"].any():
-        axes.errorbar(drawn["y"], middle, xerr=drawn["spread"], **WHISKER)
-    for place, value, spread in zip(middle, drawn["y"], drawn["spread"], strict=True):
-        if not np.isnan(value):
-            write_beside(axes, value + spread, place, str(short(value)))
-    name_rows(axes, list(names))
-    if is_log:
-        _make_log(axes, "x")
+    axes.errorbar(rows["x"], rows["y"], rows["spread"], fmt="none", **WHISKER)
 
 
 def _mark_places(axes: Axes, places: np.ndarray, log: str | None) -> None:
-    """Scale the x axis; powers of two over a wide range are marked themselves."""
-    is_doubling = len(places) > 0 and bool(np.all(np.log2(places.clip(min=0.1)) % 1 == 0))
-    is_wide = is_doubling and places[-1] >= LEAST_RANGE * places[0]
-    if is_wide if log is None else "x" in log:
+    """Scale the x axis, logarithmic for powers of two over a wide range, and mark the places."""
+    is_doubling = bool(np.all(np.log2(places.clip(min=0.1)) % 1 == 0))
+    is_wide = places.max(initial=0) >= LEAST_RANGE * places.min(initial=np.inf)
+    if is_doubling and is_wide if log is None else "x" in log:
         _make_log(axes, "x")
-        if is_doubling:
-            axes.set_xticks(places[:: len(places) // MOST_TICKS + 1])
-    elif len(places) <= MOST_NAMED:
+    if len(places) <= MOST_MARKED:
         axes.set_xticks(places)
 
 

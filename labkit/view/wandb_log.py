@@ -12,14 +12,14 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any
 
 import numpy as np
 import psutil
 
 from labkit.api import Run
 
-Mode = Literal["offline", "online", "disabled"]
+MODES = ("offline", "online", "disabled")
 PATIENCE_S = 120  # then this process gives up, whatever the server does
 POINTS = 500  # of the utilization timeline
 OF_DIAGNOSIS = ("bottleneck", "confidence", "evidence", "advice")
@@ -28,31 +28,27 @@ Asked = bool | str | dict[str, str] | None
 
 def command(asked: Asked) -> list[str] | None:
     """Return the command that logs the run in its working folder, or None for no logging."""
-    if asked is None or asked is False:
+    if not asked:
         return None
     settings = {"project": "labkit", "mode": "offline"}
-    if isinstance(asked, str):
-        settings["mode"] = asked
-    elif isinstance(asked, dict):
-        settings |= asked
+    if asked is not True:
+        settings |= {"mode": asked} if isinstance(asked, str) else asked
     if set(settings) - {"project", "mode", "name"}:
         raise ValueError(f"wandb={asked!r}: use the keys project, mode and name.")
-    if settings["mode"] not in get_args(Mode):
-        raise ValueError(f"wandb mode {settings['mode']!r}: use one of {get_args(Mode)}.")
+    if settings["mode"] not in MODES:
+        raise ValueError(f"wandb mode {settings['mode']!r}: use one of {MODES}.")
     if settings["mode"] == "online" and not os.environ.get("WANDB_API_KEY"):
         raise ValueError("wandb mode 'online' needs WANDB_API_KEY set; 'offline' needs no key.")
     return [sys.executable, "-m", "labkit.view.wandb_log", ".", json.dumps(settings)]
 
 
-def log(run: Run, folder: Path, project: str, mode: Mode, name: str = "") -> None:
-    """Write `run` as one W&B run below `folder`: steps, true utilization timeline, summary."""
+def log(run: Run, **settings: Any) -> None:
+    """Write `run` as one W&B run in its folder: steps, true utilization timeline, summary."""
     import wandb
 
     session = wandb.init(
-        project=project,
-        mode=mode,
-        name=name or run.id,
-        dir=str(folder),
+        **{"name": run.id, **settings},
+        dir=str(run.path),
         config={"pipeline": run.pipeline.to_dict(), "machine": run.machine.to_dict()},
         settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
     )
@@ -62,13 +58,11 @@ def log(run: Run, folder: Path, project: str, mode: Mode, name: str = "") -> Non
         session.log(row, step=step)
     for second, share in np.column_stack(run.timeline(POINTS)).tolist():
         session.log({"seconds": second, "utilization": share})
-    told = run.to_dict().items()
-    session.summary.update(
-        {name: each for name, each in told if isinstance(each, (int, float, str))}
-    )
+    told = run.to_dict()
     if run.utilization is not None:
         verdict = run.diagnose()
-        session.summary.update({name: getattr(verdict, name) for name in OF_DIAGNOSIS})
+        told |= {name: getattr(verdict, name) for name in OF_DIAGNOSIS}
+    session.summary.update({k: v for k, v in told.items() if isinstance(v, (int, float, str))})
     session.finish()
 
 
@@ -79,7 +73,7 @@ def main(folder: str, settings: str) -> None:
     timer.daemon = True
     timer.start()
     try:
-        log(Run(Path(folder)), Path(folder), **json.loads(settings))
+        log(Run(Path(folder)), **json.loads(settings))
     except Exception as error:
         give_up(f"{type(error).__name__}: {error}")
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import subprocess
-import sys
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,10 +19,10 @@ from labkit.diagnosis.wall_shares import shares_of
 from labkit.diagnosis.watched_script import ScriptVerdict, dropped_passes, judge_runs, runs_in
 from labkit.instruments.hangs import HangWatch, LiveHang
 from labkit.instruments.messages import say
-from labkit.instruments.telemetry_process import TELEMETRY_AFTER_NS, start_telemetry
+from labkit.instruments.telemetry_process import TELEMETRY_AFTER_NS, telemetry_beside
 from labkit.process import folders
 from labkit.process.family import exit_name
-from labkit.process.run_mark import delete_run
+from labkit.process.leftovers import delete_run
 from labkit.results import saving
 from labkit.results.privacy import shown_command
 from labkit.results.run_data import RunData
@@ -142,7 +140,7 @@ def _recorded(
 def _judged(
     folder: Path, start_ns: int, code: int, hang: LiveHang | None, headroom: bool
 ) -> Judged:
-    """Judge a script by what was recorded of it; `hang` is what it hung in at last, if it did."""
+    """Judge a script by what was recorded of it; `hang` is what it hung in at last."""
     end_ns = now_ns()
     runs = runs_in(folder)
     if dropped := dropped_passes(runs):
@@ -181,7 +179,7 @@ def values_inside(found: ScriptVerdict, headroom: bool) -> Values:
 
 
 def _text_inside(found: ScriptVerdict, hang: LiveHang | None, headroom: bool) -> str:
-    """Return what is printed of a script whose steps were seen, and which may have hung."""
+    """Return what is printed of a script whose steps were seen; `hang`, if it ended in one."""
     run = found.run
     texts = [run.numbers, str(found.ranks.verdict)]
     shares = shares_of(run)
@@ -190,8 +188,7 @@ def _text_inside(found: ScriptVerdict, hang: LiveHang | None, headroom: bool) ->
     if headroom:
         texts.append(found.headroom["text"] if found.headroom else NOT_TRAINED)
     if hang is not None:
-        after = " It moved again afterwards." if hang.over else ""
-        texts.append(f"a hang: {hang.text}{after}")
+        texts.append(f"a hang: {hang.text}")
     lines = lines_of(run)
     if len(lines):
         texts.append(str(lines))
@@ -238,22 +235,21 @@ class ScriptTelemetry:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.beside: dict[Path, subprocess.Popen[bytes]] = {}  # each run's
+        self.beside: dict[Path, Path | None] = {}  # of each run, the file that its telemetry needs
 
     def look(self) -> list[Path]:
         """Start what loops still lack that have known their device for a while; return all."""
         found = folders_in(self.folder)
-        for run in set(found) - set(self.beside) if sys.platform == "linux" else ():
+        for run in set(found) - set(self.beside):
             machine = next(events_named("machine", run / FILE_NAME), None)
             if machine is not None and now_ns() - machine["t_ns"] > TELEMETRY_AFTER_NS:
-                self.beside[run] = start_telemetry(run)
+                self.beside[run] = telemetry_beside(run)
         return found
 
     def end(self) -> None:
         """End those that are left."""
-        for process in self.beside.values():
-            process.kill()
-            process.wait()
+        for file in filter(None, self.beside.values()):
+            file.unlink(missing_ok=True)
 
 
 def write_report(found: Judged, path: str | None, overwrite: bool) -> None:

@@ -18,7 +18,7 @@ from labkit.instruments.messages import say
 from labkit.process import folders, launcher
 from labkit.view.display import Display, figure_of, remember
 from labkit.watching import run_folders
-from labkit.watching.passes import StandIn, check_iterable
+from labkit.watching.passes import StandIn, check_iterable, iterate
 from labkit.watching.recorder import Recorder
 
 TO_TRY = "to try settings on it: lk.tune(loader, step=...)"
@@ -53,7 +53,7 @@ class Watch(StandIn):
         except Exception as error:
             say(f"not recording: {type(error).__name__}: {error}")
             return iter(self.loader)
-        return recorder.iterate(self.loader, self._beat)
+        return iterate(recorder, self.loader, self._beat)
 
     def __bool__(self) -> bool:
         return bool(self.loader)
@@ -131,7 +131,7 @@ class Watch(StandIn):
     @property
     def is_iterated(self) -> bool:
         """Whether a pass over the loader goes on."""
-        return self._recorder is not None and self._recorder.current is not None
+        return self._recorder is not None and self._recorder.going > 0
 
     def _beat(self, now: int | None) -> None:
         """Show how far the loop is; None says that a pass is over."""

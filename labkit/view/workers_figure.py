@@ -11,7 +11,7 @@ from labkit.view.style import (
     BLUE,
     BOLD,
     COMPUTE,
-    PLAIN,
+    LOUD,
     SKY,
     WAIT,
     Picture,
@@ -38,7 +38,7 @@ def draw_workers(workers: LoaderWorkers) -> Picture:
     batches = workers.batches
     if not len(batches):
         why = "Nothing to draw: nothing was recorded of the loader's workers."
-        return page([(why, PLAIN)], [])[0]
+        return page([(why, LOUD)])[0]
     start_s = (batches.start.min() + batches.ready.max() - SHOWN_S) / 2
     numbers = list(workers.rows.index)[:MOST_LANES]
     lanes = [_worker_lane(batches, number) for number in reversed(numbers)]

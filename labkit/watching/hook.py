@@ -96,7 +96,7 @@ class WatchedScript:
         here = [loop for loop in self.loops if loop.place == place]
         same = [loop for loop in here if loop.dataset == id(held(loader).get("dataset"))]
         if place:
-            over = (loop for loop in here if loop.recorder.current is None)
+            over = (loop for loop in here if not loop.recorder.going)
             same += [loop for loop in over if loop.dataset is None]
         if not same:
             return self.begin(loader, place)
@@ -134,7 +134,7 @@ class WatchedScript:
 
     def note_training(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that the innermost loop trains: the last to begin, with all its loaders."""
-        going = [loop for loop in self.loops if loop.recorder.current is not None]
+        going = [loop for loop in self.loops if loop.recorder.going]
         if going:
             innermost = max(going, key=lambda each: each.recorder.began_ns)
             innermost.has_trained = True

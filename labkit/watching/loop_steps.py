@@ -1,16 +1,40 @@
-"""The steps of a watched loop: stamped, timed by its GPU, summed up and written to the log."""
+"""The step of a watched loop that goes on, and the sums over those before it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.instruments.loader_progress import IDLE, IN_BODY, SINCE, STATE, USUAL, WAITING
+from labkit.instruments.hangs import (
+    IDLE,
+    IN_BODY,
+    SINCE,
+    STATE,
+    USUAL,
+    WAITING,
+    progress_words,
+)
 from labkit.stamps.events import EventLog
-from labkit.stamps.step_ring import FEW_SLOTS, NO_DEVICE, Drain, FinishedStep, StepRing
+from labkit.stamps.step_ring import (
+    ASKED,
+    BYTES,
+    COPIED,
+    DONE,
+    FEW_SLOTS,
+    FIRST,
+    LAST,
+    LOSS,
+    NO_DEVICE,
+    READY,
+    SAMPLES,
+    WORDS,
+    Drain,
+    FinishedStep,
+    StepRing,
+    step_in,
+)
 
 if TYPE_CHECKING:
     from labkit.stamps.timeline import DeviceClock, Mark
@@ -43,79 +67,74 @@ class Tally:
 
 
 class LoopSteps:
-    """The step that goes on. Those before it are in the ring, which a kill leaves as it is.
+    """The step that goes on: its stamps go into its slot of the ring, which outlives a kill.
 
-    On a GPU a step goes there when the device is through with it.
+    What is not in its slot is in `asked`, `ready` and `start`. On a GPU, a step that is over
+    comes back to its slot when the device is through with it.
     """
 
-    def __init__(self, folder: Path, log: EventLog, words: memoryview[int] | list[int]):
-        """`words` say what the loop is busy with."""
+    def __init__(self, folder: Path, log: EventLog):
         self.ring = StepRing(folder, FEW_SLOTS)
         self.drain = Drain(folder, log)
-        self.words = words
+        self.busy_with = progress_words(folder, "loop")
         self.clock: DeviceClock | None = None  # of a GPU; known when the first body has run
         self.next = 0  # the number of the step that goes on
-        # The last one, and its marks, which is not in the ring yet
-        self.over: tuple[FinishedStep, Sequence[Mark]] | None = None
-        self.tally = Tally()
-        self.written_at = 0  # ns
+        self.at = 0  # the word of the ring where the slot of the last step begins
         self.asked = 0
         self.ready = 0  # 0 while there is no body whose end could be stamped
-        self.samples = 0
-        self.batch_bytes = 0
         self.start: Mark | None = None
+        self.tally = Tally()
+        self.written_at = 0  # ns
 
     def ask(self, now: int) -> None:
         """The loop asks for a batch, and waits."""
         self.asked = now
-        self.words[SINCE] = now
-        self.words[STATE] = WAITING
+        busy_with = self.busy_with
+        busy_with[SINCE] = now
+        busy_with[STATE] = WAITING
 
     def begin(self, ready: int, samples: int = 0, batch_bytes: int = 0) -> None:
-        """The batch is here, and the body begins."""
-        if self.over is not None:
-            self.keep()
-        self.ready = ready
-        self.samples = samples
-        self.batch_bytes = batch_bytes
-        self.words[SINCE] = ready
-        self.words[STATE] = IN_BODY
+        """The batch is here, and the body begins. There is no stamp of a copy: that is inside."""
+        number = self.next
+        words = self.ring.words
+        at = self.at = number % FEW_SLOTS * WORDS
+        words[at + FIRST] = number + 1
+        words[at + ASKED] = self.asked
+        words[at + READY] = words[at + COPIED] = self.ready = ready
+        words[at + SAMPLES] = samples
+        words[at + BYTES] = batch_bytes
+        self.ring.reals[at + LOSS] = math.nan
+        busy_with = self.busy_with
+        busy_with[SINCE] = ready
+        busy_with[STATE] = IN_BODY
         if self.clock is not None:
             self.start = self.clock.mark()
 
     def end(self, now: int) -> None:
-        """The body is over, and issued to its device. Its stamps have no copy: that is inside."""
-        marks = () if self.start is None or self.clock is None else (self.start, self.clock.mark())
-        stamps = (self.asked, self.ready, self.ready, now)
-        step = FinishedStep(self.next, stamps, self.samples, math.nan, batch_bytes=self.batch_bytes)
-        self.over = step, marks
-        self.next += 1
+        """The body is over, and issued to its device."""
+        at = self.at
+        words = self.ring.words
+        self.next = number = self.next + 1
         self.ready = 0
+        words[at + DONE] = now
+        if self.start is None or self.clock is None:
+            words[at + LAST] = number
+        else:
+            self.clock.add(step_in(self.ring.page, at), (self.start, self.clock.mark()))
 
-    def extend(self, now: int, on_device: bool = False, loss: float | None = None) -> None:
+    def extend(self, now: int, on_device: bool = False, loss: float = math.nan) -> None:
         """What has followed the last step until now is a part of it; `on_device`, there as well.
 
-        `loss` is that of the step, where it is known now.
+        `loss` is that of the step, where it is known now. No step is written in between.
         """
         self.asked = now
-        if self.over is None:
-            return
-        step, marks = self.over
-        if on_device and marks and self.clock is not None:
-            marks = (marks[0], self.clock.mark())
-        step = step if loss is None else step._replace(loss=loss)
-        self.over = step._replace(stamps=(*step.stamps[:3], now)), marks
-
-    def keep(self) -> None:
-        """Put the last step into the ring, or leave it to the device's clock to do so."""
-        if self.over is None:
-            return
-        step, marks = self.over
-        self.over = None
-        if marks and self.clock is not None:
-            self.clock.add(step, marks)
-        else:
-            self.ring.add(step)
+        self.ring.words[self.at + DONE] = now
+        if not math.isnan(loss):
+            self.ring.reals[self.at + LOSS] = loss
+        if self.clock is not None and self.clock.in_flight:
+            _, (start, end) = self.clock.in_flight.pop()
+            end = self.clock.mark() if on_device else end
+            self.clock.add(step_in(self.ring.page, self.at), (start, end))
 
     def is_due(self, now: int) -> bool:
         """Return whether it is time to write."""
@@ -124,24 +143,20 @@ class LoopSteps:
     def write(self, now: int = 0) -> None:
         """Write the steps that are over, and that the device is through with."""
         self.written_at = now
-        self.keep()
         if self.clock is not None:
             self.clock.collect()
-        steps = self.drain.drain()
-        for step in steps:
+        for step in self.drain.drain():
             self.tally.add(step)
-        if steps:
-            self.words[USUAL] = self.tally.wall // (steps[-1].number + 1)
+        self.busy_with[USUAL] = self.tally.wall // max(1, self.drain.next)
 
     def idle(self) -> None:
         """The loop is busy with nothing, and what it does is no part of a step."""
         self.ready = 0
         self.start = None
-        self.words[STATE] = IDLE
+        self.busy_with[STATE] = IDLE
 
     def finish(self) -> None:
         """Give the device a moment for its last steps, and write them."""
-        self.keep()
         if self.clock is not None:
             self.clock.finish()
         self.write()

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from labkit.instruments.batch_contents import unseen
 from labkit.instruments.messages import say
 from labkit.stamps.events import now_ns
 from labkit.stamps.interrupts import OwnErrors, signal_of
+from labkit.watching.recorder import Recorder
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from labkit.watching.recorder import Recorder
 
 BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
 
@@ -27,13 +26,12 @@ class Pass:
     """Times each step of a pass.
 
     A pass ends once, by `end`: "exhausted" or "failed" when the loader says so, "left early" when
-    the loop drops its iterator. `stop` ends the recording alone, as where a newer pass has begun.
-    All other work waits until `_write`, when a hundred steps share the cost of cold caches.
+    the loop drops its iterator. It is recorded until a newer one has begun. All other work waits
+    until `_write`, when a hundred steps share the cost of cold caches.
     """
 
     def __init__(self, recorder: Recorder, lead_ns: int = 0, beat: Beat | None = None):
         """`lead_ns` is how long iter(loader) took."""
-        self.on = False
         self.recorder = recorder
         self.steps = recorder.steps
         self.beat = beat or recorder.beat
@@ -45,24 +43,23 @@ class Pass:
         self.lead_ns = lead_ns  # counts as waiting for the first batch: workers were started
         self.beat_at = 0
         self.began_ns = now_ns() - lead_ns
+        self.number = 0
         self._begin(self.began_ns)
 
     def _begin(self, began_ns: int) -> None:
         if self.recorder.has_room():
-            self.recorder.begin_pass(self, began_ns)
-            self.on = True
+            self.number = self.recorder.begin_pass(began_ns)
 
     def ask(self, iterator: object = None) -> object:
         """The loop asks `iterator`, which is returned, for a batch: the step before is over."""
         self.waits = True
         self.asked = now = now_ns()
-        if not self.on or self.is_paused:
+        if self.number != self.recorder.going or self.is_paused:
             return iterator
         steps = self.steps
         try:
             if steps.ready:
                 steps.end(now)
-                steps.keep()
                 if steps.is_due(now):
                     now = self._write(now)
             steps.ask(now)
@@ -75,13 +72,13 @@ class Pass:
         self.waits = False
         self.handed += 1
         ready = now_ns()
-        if self.is_paused or not (self.on or self.is_new):
+        if self.is_paused or not (self.is_new or self.number == self.recorder.going):
             return batch
         try:
             with unseen():
                 if self.is_new:
                     self._learn(batch)
-                if self.on:
+                if self.number == self.recorder.going:
                     batches = self.recorder.batches
                     self.steps.begin(ready, batches.count(batch), batches.measure(batch))
         except Exception as error:
@@ -91,7 +88,7 @@ class Pass:
     def _learn(self, batch: object) -> None:
         """Learn what a batch is; set the clock back to before iter(loader)."""
         self.is_new = False
-        if not self.on:  # the loader failed and was asked again: the loop skips what it cannot read
+        if self.number != self.recorder.going:  # it failed: the loop skips what it cannot read
             self._begin(self.asked)
         self.steps.asked = self.asked - self.lead_ns
         self.lead_ns = 0
@@ -109,7 +106,7 @@ class Pass:
 
     def pause(self) -> None:
         """End the step that goes on, and record nothing until `resume`."""
-        if self.on:
+        if self.number == self.recorder.going:
             if self.steps.ready:
                 self.steps.end(now_ns())
             self.steps.idle()
@@ -117,30 +114,19 @@ class Pass:
 
     def resume(self) -> None:
         """Record again: the time since `pause` is no part of the run."""
-        if self.is_paused and self.on:
+        if self.is_paused and self.number == self.recorder.going:
             self.recorder.hand_over()
-            self.recorder.begin_epoch(now_ns(), counts=False)
+            self.number = self.recorder.begin_pass(now_ns(), is_new=False)
         self.is_paused = False
-
-    def stop(self) -> None:
-        """Write what has gathered, and stop recording."""
-        try:
-            self.recorder.hand_over()
-        finally:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        self.on = False
-        self.steps.idle()
 
     def end(self, how: str, error: BaseException | None = None) -> None:
         """End the pass; `error` is that of one which "failed"."""
-        if self.on and self.recorder.pid == os.getpid():
+        recorder = self.recorder
+        if self.number == recorder.going and recorder.pid == os.getpid():
             with OwnErrors():
-                self.stop()
-                self.recorder.end_pass(how, error)
+                recorder.end_pass(how, error)
                 if how == "exhausted":
-                    self.recorder.length = self.handed
+                    recorder.length = self.handed
                 self.is_new = True  # it may have failed, and be asked again
                 self.beat(None)
 
@@ -148,7 +134,7 @@ class Pass:
         """Stop recording; the loop goes on."""
         if signal_of(error) is not None:
             raise error
-        self._let_go()
+        self.recorder.drop_pass()
         say(f"recording stopped: {type(error).__name__}: {error}")
 
     def __del__(self) -> None:
@@ -174,6 +160,26 @@ class WatchedIterator:
             self.current.end(how, error)
             raise
         return self.current.answer(batch)
+
+
+def iterate(recorder: Recorder, loader: Iterable[object], beat: Beat) -> Iterator[object]:
+    """Return what hands on the batches of an iterable, and records the loop over them."""
+    if not recorder.has_room():
+        return iter(loader)
+    asked = now_ns()
+    try:
+        with recorder.recorded(loader):
+            iterator = iter(loader)  # draws a seed, starts workers
+    except BaseException as error:
+        with OwnErrors():
+            recorder.begin_pass(asked)
+            recorder.end_pass("failed", error)
+        raise
+    try:
+        return WatchedIterator(Pass(recorder, now_ns() - asked, beat), iterator)
+    except Exception as error:
+        say(f"not recording: {type(error).__name__}: {error}")
+        return iterator
 
 
 class StandIn:

@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import weakref
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from labkit.instruments import loader_knobs, record_head
 from labkit.instruments.batch_contents import BatchFacts, dtype_of_most, unseen
 from labkit.instruments.before_calls import held
 from labkit.instruments.growth import Growth
+from labkit.instruments.hangs import PROGRESS
 from labkit.instruments.loader_hook import Recording, in_workers
-from labkit.instruments.loader_progress import PROGRESS, progress_words
 from labkit.instruments.loader_work import STARTS, LoaderWork
-from labkit.instruments.messages import say
 from labkit.instruments.sampler import FLAG, Sampler
 from labkit.instruments.telemetry_process import TELEMETRY_AFTER_NS, telemetry_beside
 from labkit.process.thinning import Thinning
@@ -34,7 +31,6 @@ from labkit.watching import run_folders
 from labkit.watching.device_in_use import device_of, machine_and_clock
 from labkit.watching.loader_call import call_of, has_compiled, may_fuse, trainer_frame
 from labkit.watching.loop_steps import LoopSteps
-from labkit.watching.passes import Beat, Pass, WatchedIterator
 from labkit.watching.switches import switches_on
 
 if TYPE_CHECKING:
@@ -74,8 +70,9 @@ class Recorder:
         self.first_step = 0
         self.began_ns = 0  # the pass that goes on
         self.trains = False  # whether an optimizer has made a step within it
+        self.has_trained = False  # whether one has in any pass
         self.how = ""  # how the last pass ended: "exhausted", "left early" or "failed"
-        self._current: weakref.ref[Pass] | None = None
+        self.going = 0  # the number among `begun` of the pass that is recorded; 0 while none is
         self.closed = False
         self.batches = BatchFacts(self.knobs.get("batch_size"))
         self.model: Any = model  # the torch.nn.Module that it trains, where one was given
@@ -103,7 +100,7 @@ class Recorder:
         self.starts = Thinning(STARTS)  # of the loader's workers: those that record themselves
         self.telemetry: Path | None = None  # a file that it goes on with
         self.telemetry_due = now_ns() + TELEMETRY_AFTER_NS
-        self.steps = LoopSteps(self.folder, self.log, progress_words(self.folder, "loop"))
+        self.steps = LoopSteps(self.folder, self.log)
 
     # -- as the process of its Run -----------------------------------------------------------------
 
@@ -120,54 +117,26 @@ class Recorder:
 
     # -- the loop's passes -------------------------------------------------------------------------
 
-    def iterate(self, loader: object, beat: Beat) -> Iterator[object]:
-        """Return what hands on the batches of an iterable."""
-        if not self.has_room():
-            return iter(cast("Iterable[object]", loader))
-        asked = now_ns()
-        try:
-            with self.recorded(loader):
-                iterator = iter(cast("Iterable[object]", loader))  # draws a seed, starts workers
-        except BaseException as error:
-            with OwnErrors():
-                self.begun += 1  # a pass that has ended at once
-                self.fail(error)
-            raise
-        try:
-            return WatchedIterator(Pass(self, now_ns() - asked, beat), iterator)
-        except Exception as error:
-            say(f"not recording: {type(error).__name__}: {error}")
-            return iterator
+    def begin_pass(self, began_ns: int, is_new: bool = True) -> int:
+        """Begin a pass, or go on with one that was paused; return what `going` is meanwhile.
 
-    def begin_pass(self, current: Pass, began_ns: int) -> None:
-        """Begin a pass; any older one ends here, though its iterator may not be dropped yet."""
-        older = self.current
-        if older is not None:
-            older.stop()
-            self.write_pass(began_ns)
-        self._current = weakref.ref(current)  # its end is seen by its being dropped
-        self.begin_epoch(began_ns)
-
-    def begin_epoch(self, began_ns: int, counts: bool = True) -> None:
-        """Write that the steps which follow are of another pass, and sample their lines.
-
-        It is no new one where it does not count: an old one goes on after a pause.
+        An older pass ends here, though its iterator may not be dropped yet.
         """
-        self.epoch += counts
-        if counts:
+        if is_new:
+            if self.going:
+                self.hand_over()
+            self._write_pass(began_ns)
+            self.epoch += 1
             self.began_ns = began_ns
+        self.begun += 1
+        self.going = self.begun
         self.how = ""
+        self.steps.idle()
         self.steps.tally.end = None
         self.first_step = self.steps.next
-        self.begun += 1
         self.log.write("epoch", n=self.epoch, step=self.steps.next, began=began_ns)
         self.sampler.start()
-
-    @property
-    def current(self) -> Pass | None:
-        """The pass that is being recorded, while it goes on."""
-        found = self._current and self._current()
-        return found if found is not None and found.on else None
+        return self.going
 
     @property
     def is_full(self) -> bool:
@@ -182,10 +151,13 @@ class Recorder:
         return not self.closed
 
     def end_pass(self, how: str, error: BaseException | None = None) -> None:
-        """Write how a pass ended; `error` is that of one which "failed"."""
+        """End the pass that goes on, and write how; `error` is that of one which "failed"."""
+        with OwnErrors():  # a device that was lost
+            self.hand_over()
+        self.drop_pass()
         self.how = how
         self.sampler.in_use = False
-        self.write_pass(now_ns())
+        self._write_pass(now_ns())
         if how == "failed" and error is not None:
             self.fail(error)
         elif how == "exhausted":
@@ -194,7 +166,12 @@ class Recorder:
         else:
             self.log.write("end", stop=how, code=None)
 
-    def write_pass(self, ended_ns: int) -> None:
+    def drop_pass(self) -> None:
+        """Record no more of the pass that goes on."""
+        self.going = 0
+        self.steps.idle()
+
+    def _write_pass(self, ended_ns: int) -> None:
         """Write when the pass that is over began and ended; nothing where that is known."""
         if self.began_ns:
             self.log.write(
@@ -215,6 +192,9 @@ class Recorder:
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step; at first, where and what its weights are."""
+        if not self.has_trained:
+            self.has_trained = True
+            self.log.write("trains")  # `labkit tune` waits for it
         self.trains = True
         if not self.kind and self.device is None:
             with OwnErrors(), unseen():
@@ -274,7 +254,7 @@ class Recorder:
 
         `frame` runs the loop.
         """
-        self.growth.look(frame, self.sampler.places.loop, self.steps.next)
+        self.growth.look(frame, self.sampler.places.loop)
         on = switches_on()
         self.switches = on if self.switches is None else self.switches & on
 
@@ -313,10 +293,7 @@ class Recorder:
         """Let go of the log; the record stays. `error` is what ended the loop, where one did."""
         if os.getpid() != self.pid or self.closed:
             return
-        current = self.current
-        if current is not None:  # somebody still holds the iterator
-            current.stop()
-        if self.began_ns:
+        if self.began_ns:  # somebody still holds the iterator
             self.end_pass("left early")
         if error is not None and self.how != "exhausted":
             self.fail(error)

@@ -6,7 +6,6 @@ steps, or all of them, with another start method or without the names that Windo
 
 import argparse
 import functools
-import itertools
 import json
 import os
 import subprocess
@@ -18,8 +17,6 @@ from pathlib import Path
 import psutil
 
 HERE = Path(__file__).parent
-LINES = 2_000  # that each of `WRITERS` appends
-WRITERS = 4
 PATIENCE_S = 20.0  # until the last process of a run is gone
 TINY = {"dataset": "sleep", "prep_ms": 5, "model": "mlp", "width": 32, "depth": 1, "xray": False}
 
@@ -88,13 +85,6 @@ while run.running and run.steps < 5:
 print(run.path, flush=True)
 assert run.running, (run.error, run.traceback)
 {then}
-"""
-APPEND = """
-import sys
-from labkit.stamps.events import EventLog
-log = EventLog(sys.argv[1])
-for number in range(int(sys.argv[3])):
-    log.write("line", writer=int(sys.argv[2]), number=number, text="x" * (number % 300))
 """
 
 
@@ -182,23 +172,9 @@ def kill():
     nobody_left(folder)
 
 
-def append():
-    """Processes that append to one log lose no line."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", APPEND, folder]
-        writers = [
-            subprocess.Popen([*command, str(writer), str(LINES)]) for writer in range(WRITERS)
-        ]
-        assert [writer.wait(120) for writer in writers] == [0] * WRITERS
-        text = Path(folder, "events.jsonl").read_text(encoding="utf-8")
-        events = [json.loads(line) for line in text.splitlines()]
-        found = sorted((event["writer"], event["number"]) for event in events)
-        assert found == list(itertools.product(range(WRITERS), range(LINES)))
-
-
 # A cell that measures its own function; a dataset of a cell, tuned; the panel's first run
 CELLS = {"measure": MEASURE, "tune": TUNE, "panel": PANEL}
-STEPS = {step.__name__: step for step in (machine, runs, watch, stop, kill, append)}
+STEPS = {step.__name__: step for step in (machine, runs, watch, stop, kill)}
 STEPS |= {name: functools.partial(python, "-c", DATASET + cell) for name, cell in CELLS.items()}
 
 

@@ -1,14 +1,11 @@
 """The causes of lost device time, a function each; importing them registers them."""
 
 from labkit.diagnosis.causes import (  # noqa: F401 - they are asked in this order
+    around,
     body,
     compute,
     copies,
-    host,
     launches,
     loader,
-    machine,
-    ranks,
-    script,
     workers,
 )

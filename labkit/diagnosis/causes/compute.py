@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import WARNING, cause
-from labkit.diagnosis.causes.launches import compiled, fused_optimizer
+from labkit.diagnosis.causes.launches import larger_kernels
 from labkit.diagnosis.doubts import look_inside
-from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.evidence import Evidence, asked
 from labkit.diagnosis.findings import (
     DEVICE_LIMIT,
     DOUBLE,
@@ -17,7 +17,7 @@ from labkit.diagnosis.findings import (
     Remedy,
     explains,
     gain_without,
-    remedy,
+    loss,
 )
 from labkit.text import percent
 
@@ -41,28 +41,12 @@ def full_precision(evidence: Evidence) -> Finding | None:
     It costs what the same step, tried in BF16 after the run, saved.
     """
     speedup = evidence.xray.bf16_speedup
-    if speedup <= 0:
+    if speedup <= 1:
         return None
-    lost = max(0.0, 1 - 1 / speedup) * evidence.compute_share
+    lost = (1 - 1 / speedup) * evidence.compute_share
     seen = f"of the time is the cost of FP32: in BF16 the same compute took 1/{speedup:.2f} as long"
-    measured = (Measured(seen, lost, by="measured on this run's own step"),)
-    return Finding("precision", "FP32", lost, measured, (BF16,))
-
-
-@remedy
-def sixteen_bits(evidence: Evidence) -> Remedy:
-    """Kernels that could use Tensor Cores: BF16 before FP16, where the card's formats are known."""
-    formats = evidence.known("formats")
-    return Remedy(
-        "sixteen_bits",
-        "Use 16-bit autocast: BF16 on Ampere and later cards, FP16 with a GradScaler before; sizes "
-        "in multiples of 8.",
-        "formats",
-        {"precision": formats[0]} if formats else {},
-        cost="accuracy: fewer digits",
-        check=COMPARE,
-        price=2,
-    )
+    by = "measured on this run's own step"
+    return loss("precision", "FP32", lost, seen, BF16, by=by)
 
 
 @cause("precision", "no_Tensor_Cores")
@@ -74,50 +58,37 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
     """
     could = evidence.kernels.eligible_share
     do = evidence.kernels.tensor_core_share
-    xray = evidence.known("xray")
-    was_tried = xray is not None and xray.bf16_speedup is not None
-    if was_tried or evidence.known("formats") == ():
+    formats = evidence.known("formats")
+    if asked(full_precision, evidence) or formats == ():
         return None
     lost = max(0.0, could - do) * limits.HALF_SAVED * evidence.compute_share
-    can = "of kernel time is in operators that can use Tensor Cores"
-    gain = f"{limits.TENSOR_CORE_GAIN:g}x, the low end of published gains"
-    measured = (
-        Measured(can, could, by=evidence.inside),
-        Measured("of it does", do),
-        Measured(f"of the time is what that costs at {gain}", lost),
+    seen = "of the time is the cost of operators that could use Tensor Cores and do not, at "
+    seen += f"{limits.TENSOR_CORE_GAIN:g}x, the low end of published gains"
+    sixteen_bits = Remedy(
+        "sixteen_bits",
+        "Use 16-bit autocast: BF16 on Ampere and later cards, FP16 with a GradScaler before; sizes "
+        "in multiples of 8.",
+        "formats",
+        {"precision": formats[0]} if formats else {},
+        cost="accuracy: fewer digits",
+        check=COMPARE,
+        price=2,
     )
-    return Finding("precision", "no_Tensor_Cores", lost, measured, (sixteen_bits,))
-
-
-explains("busy-device", "elementwise_kernels")
+    return loss("precision", "no_Tensor_Cores", lost, seen, sixteen_bits, by=evidence.inside)
 
 
 @cause("busy-device", "elementwise_chains")
 def elementwise(evidence: Evidence) -> Finding:
     """Elementwise operators, each of which reads and writes all of its data.
 
-    Cause "elementwise_chains" on a CPU: it costs what one fused pass over each chain would save.
-    Cause "elementwise_kernels" on a GPU, known by their names alone: it costs FUSION_SAVES of their
-    time.
+    It costs what one fused pass over each chain would save.
     """
-    remedies = (compiled, fused_optimizer)
-    if evidence.kind == "cpu":
-        xray = evidence.xray
-        lost = xray.share(xray.fusible_us) * evidence.compute_share
-        seen = "of the time goes to passes over memory that one fused pass would save"
-        of_all = xray.share(xray.elementwise_us)
-        measured = (
-            Measured(seen, lost, by=evidence.inside),
-            Measured("of the compute is elementwise operators", of_all),
-        )
-        return Finding("memory_bandwidth", "elementwise_chains", lost, measured, remedies)
-    moving = evidence.kernels.moving_share
-    running = 1 - evidence.gap_share  # of the compute
-    lost = moving * limits.FUSION_SAVES * running * evidence.compute_share
-    seen = "of kernel time is in elementwise kernels, which only move data"
-    saves = Measured("of the time", lost, before="one pass instead of two would save")
-    measured = (Measured(seen, moving, by=evidence.inside), saves)
-    return Finding("memory_bandwidth", "elementwise_kernels", lost, measured, remedies)
+    xray = evidence.xray
+    lost = xray.share(xray.fusible_us) * evidence.compute_share
+    seen = "of the time goes to passes over memory that one fused pass would save"
+    remedies = larger_kernels(evidence)
+    name = "elementwise_chains"
+    return loss("memory_bandwidth", name, lost, seen, *remedies, by=evidence.inside)
 
 
 PAD_LESS = Remedy(
@@ -138,13 +109,10 @@ def padding(evidence: Evidence) -> Finding | None:
     lost = filler * evidence.compute_share
     if not lost:
         return None
-    lengths = f"lengths of the sequences, {evidence.source}"
-    measured = (
-        Measured("of the tokens are padding", filler, by=lengths),
-        Measured("of the time is spent on it", lost, before="at most"),
-    )
-    most = gain_without(lost)
-    return Finding("compute", "padding", lost, measured, (PAD_LESS,), at_most=most, is_bound=True)
+    seen = f"of the time, at most, is spent on padding, {percent(filler)} of the tokens"
+    by = f"lengths of the sequences, {evidence.source}"
+    more = {"at_most": gain_without(lost), "is_bound": True}
+    return loss("compute", "padding", lost, seen, PAD_LESS, by=by, **more)
 
 
 COOLER = Remedy(
@@ -162,12 +130,10 @@ def held_down(evidence: Evidence) -> Finding | None:
     heat = evidence.card.heat
     if heat.share < limits.HELD_DOWN:
         return None
-    seen = "of the readings show heat or a power brake holding the card's clock down"
-    measured = [Measured(seen, heat.share, by="NVML's clock reasons")]
-    if heat.slower is not None:
-        measured.append(Measured("of its highest clock here is left", 1 - heat.slower))
     lost = heat.share * (heat.slower or 0.0) * evidence.compute_share
-    return Finding("compute", "throttle", lost, tuple(measured), (COOLER,))
+    seen = "of the time goes to a clock that heat or a power brake holds down, by "
+    seen += f"{heat.share:.0%} of the readings"
+    return loss("compute", "throttle", lost, seen, COOLER, by="NVML's clock reasons")
 
 
 SINGLE_PRECISION = Remedy(
@@ -189,19 +155,12 @@ def double_precision(evidence: Evidence) -> Finding | None:
 
     It is found where the device computes for BUSY of the time. What it costs is not known.
     """
-    if evidence.weights_dtype != DOUBLE or evidence.compute_share < limits.BUSY:
+    busy = evidence.compute_share
+    if evidence.weights_dtype != DOUBLE or busy < limits.BUSY:
         return None
-    measured = (
-        Measured("of the time the device computes", evidence.compute_share, by=evidence.source),
-        Measured("the weights are float64"),
-    )
+    seen = "of the time the device computes, and the weights are float64"
+    measured = (Measured(seen, busy, by=evidence.source),)
     return Finding("precision", DOUBLE, measured=measured, remedies=(SINGLE_PRECISION,))
-
-
-LARGER = Remedy(
-    "larger_batch_or_width",
-    "Raise the batch or the width: more arithmetic for each launch and each byte.",
-)
 
 
 @cause("busy-device", LOW_MFU, when=WARNING)
@@ -209,21 +168,14 @@ def low_mfu(evidence: Evidence) -> Finding | None:
     """A busy device does little of what it could.
 
     It is found where the device is busy for BUSY of the time, and its MFU is less than LOW_MFU of
-    that. Where a step does fewer FLOPs for each byte than the device's ridge, memory is why.
     """
     busy = evidence.compute_share
-    taken = evidence.stolen_by_others + (evidence.known("stolen_by_workers") or 0.0)
     peak = evidence.peak
-    if busy < limits.BUSY or evidence.mfu >= limits.LOW_MFU * (busy - taken):
+    if busy < limits.BUSY or evidence.mfu >= limits.LOW_MFU * busy:
         return None
     seen = f"of the time busy, with an MFU of {percent(evidence.mfu)} (of {peak})"
-    measured = [Measured(seen, busy, by=f"threshold {limits.LOW_MFU:.0%} of the busy time")]
-    intensity = evidence.known("flop_per_byte")
-    if not intensity or not peak.ridge or intensity >= peak.ridge:
-        return Finding("compute", LOW_MFU, measured=tuple(measured), remedies=(look_inside,))
-    moves = f"memory-bound, at most {intensity:.3g} FLOP for each byte that moves"
-    measured.append(Measured(f"{moves}, and the ridge is at {peak.ridge:.3g}"))
-    return Finding("compute", LOW_MFU, measured=tuple(measured), remedies=(LARGER,))
+    measured = (Measured(seen, busy, by=f"threshold {limits.LOW_MFU:.0%} of the busy time"),)
+    return Finding("compute", LOW_MFU, measured=measured, remedies=(look_inside,))
 
 
 # -- where nothing is left -------------------------------------------------------------------------
@@ -233,26 +185,19 @@ NOTHING_LEFT = Remedy(
     "Nothing in the pipeline holds the device back: what is left is a larger batch (notebook 04 "
     "Batch sizing), a smaller model or a faster device.",
 )
-
-
-@remedy
-def use_the_card(evidence: Evidence) -> Remedy:
-    """A model on the CPU beside a GPU."""
-    return Remedy(
-        "use_the_card",
-        f"Train on the {evidence.spare_card}: move the model before its optimizer is made, and "
-        "each batch in the loop. A Trainer, Accelerate and Lightning do both themselves, without "
-        "use_cpu=True, cpu=True or accelerator='cpu'. If torch sees no device, `labkit machine` "
-        "says why. Many small operators can be slower there than on the CPU. What it brings is "
-        "unknown: measure it with a run before and after.",
-        code='device = torch.accelerator.current_accelerator(check_available=True) or "cpu"\n'
-        "model = model.to(device)  # before the optimizer is made\n"
-        "# and in the loop, each tensor of a batch: x = x.to(device)\n",
-        cost="none, where the card is free",
-        check=ROUNDED,
-    )
-
-
+USE_THE_CARD = Remedy(
+    "use_the_card",
+    "Train on the GPU: move the model before its optimizer is made, and each batch in the loop. A "
+    "Trainer, Accelerate and Lightning do both themselves, without use_cpu=True, cpu=True or "
+    "accelerator='cpu'. If torch sees no device, `labkit machine` says why. Many small operators "
+    "can be slower there than on the CPU. What it brings is unknown: measure it with a run before "
+    "and after.",
+    code='device = torch.accelerator.current_accelerator(check_available=True) or "cpu"\n'
+    "model = model.to(device)  # before the optimizer is made\n"
+    "# and in the loop, each tensor of a batch: x = x.to(device)\n",
+    cost="none, where the card is free",
+    check=ROUNDED,
+)
 PROFILE_THE_OPERATORS = Remedy(
     "profile_the_operators",
     "A watched loop sees the waiting for data, the lines of its body and the cores, and finds no "
@@ -277,5 +222,6 @@ def nothing_lost(evidence: Evidence, losses: dict[str, float]) -> Finding:
         Measured(seen, evidence.compute_share, by=evidence.source),
         Measured(near, losses[name]),
     )
-    remedies = (use_the_card, PROFILE_THE_OPERATORS) if evidence.loop else (NOTHING_LEFT,)
+    remedy = PROFILE_THE_OPERATORS if evidence.known("loop") else NOTHING_LEFT
+    remedies = (USE_THE_CARD, remedy) if evidence.known("spare_card") else (remedy,)
     return Finding("compute", DEVICE_LIMIT, 0.0, measured, remedies)

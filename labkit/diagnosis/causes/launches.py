@@ -1,107 +1,89 @@
-"""The host launches too slowly for a device that waits inside the step, or looks busy."""
+"""The host issues work too slowly, or does something else, while the device waits."""
 
 from __future__ import annotations
 
+import re
+
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import cause
-from labkit.diagnosis.causes.copies import lost_to_copies
-from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.causes.copies import copies_in_the_body
+from labkit.diagnosis.evidence import Evidence, asked
 from labkit.diagnosis.findings import (
     ANOTHER_TRAINING,
+    LESS_WAITING,
     NEIGHBOUR,
     ROUNDED,
     Finding,
     Measured,
     Remedy,
     explains,
-    remedy,
+    loss,
 )
 from labkit.diagnosis.watched_loop import HOST_ALONE
-from labkit.diagnosis.witnesses import deciding
 from labkit.spec import KNOBS
 
 MOST_A_BATCH = int(KNOBS["batch_size"].high or 0)
 LARGER = 4  # times as large a batch is tried
-# Of the cores, at the most, while a GPU trains (facebookresearch/spdl f43e287,
-# docs/source/optimization_guide/noisy_neighbour.rst)
-QUIET = "SPDL's authors advise at most 40% of the CPU while a GPU trains"
 
-# -- fewer and larger kernels ----------------------------------------------------------------------
-
-
-@remedy
-def more_per_call(evidence: Evidence) -> Remedy | None:
-    """A CPU, on which whatever makes operators fewer and larger helps."""
-    more = Remedy(
-        "more_per_call",
-        "Give the device more work per call: a larger batch, batched operations instead of Python "
-        "loops in forward, or torch.compile.",
-        "launches",
-    )
-    return more if evidence.kind == "cpu" else None
+MORE_PER_CALL = Remedy(
+    "more_per_call",
+    "Give the device more work per call: a larger batch, batched operations instead of Python "
+    "loops in forward, or torch.compile.",
+    "launches",
+)
+FUSED = Remedy(
+    "fused_optimizer",
+    "Use a fused optimizer (fused_optimizer=True).",
+    "launches",
+    {"fused_optimizer": True},
+)
 
 
-@remedy
-def compiled(evidence: Evidence) -> Remedy | None:
-    """A model that is not compiled: with CUDA graphs where a GPU's steps are alike.
+def larger_kernels(evidence: Evidence) -> tuple[Remedy, ...]:
+    """Return what makes kernels fewer and larger: a compiled model, a fused optimizer.
 
     A graph's next replay overwrites the gradients that accumulation has to keep: PyTorch raises
-    (pytorch/pytorch#169545). And each size of a batch has a graph of its own to be recorded.
-    In a process with several cards a model is nn.DataParallel's: torch.compile does not reach its
-    threads (pytorch/pytorch#94636), and a Trainer does not call it.
+    (pytorch/pytorch#169545). In a process with several cards a model is nn.DataParallel's:
+    torch.compile does not reach its threads (pytorch/pytorch#94636), and a Trainer does not call
+    it.
     """
-    code = evidence.code
-    is_compiled = evidence.knobs.get("compile") or code.is_compiled
-    if is_compiled or not evidence.compiles or code.cards > 1:
-        return None
-    is_each_an_update = evidence.knobs.get("accumulation_steps") == 1  # of a bench's pipeline
-    alike = is_each_an_update and evidence.batch.sizes <= limits.FEW_SIZES
-    has_graphs = evidence.kind == "gpu" and alike
-    return Remedy(
-        "compile",
-        "Launch fewer and larger kernels: torch.compile (reduce-overhead adds CUDA graphs, but "
-        "breaks gradient accumulation and records each batch size anew), a larger batch, no "
-        ".item() in the step.",
-        "launches",
-        {"compile": "reduce-overhead" if has_graphs else "default"},
-        cost="compiling at the start, and again for each new shape",
-        check=ROUNDED,
-        price=2,
-    )
+    code, knobs = evidence.code, evidence.knobs
+    found = []
+    is_compiled = knobs.get("compile") or code.is_compiled or code.cards > 1
+    if evidence.compiles and not is_compiled:
+        has_graphs = evidence.kind == "gpu" and knobs.get("accumulation_steps") == 1
+        compiled = Remedy(
+            "compile",
+            "Launch fewer and larger kernels: torch.compile (reduce-overhead adds CUDA graphs, but "
+            "breaks gradient accumulation and records each batch size anew), a larger batch, no "
+            ".item() in the step.",
+            "launches",
+            {"compile": "reduce-overhead" if has_graphs else "default"},
+            cost="compiling at the start, and again for each new shape",
+            check=ROUNDED,
+            price=2,
+        )
+        found.append(compiled)
+    may_fuse = not code.trainer if code.may_fuse is None else code.may_fuse
+    if evidence.trains and may_fuse and not knobs.get("fused_optimizer"):
+        found.append(FUSED)
+    return tuple(found)
 
 
-@remedy
-def fused_optimizer(evidence: Evidence) -> Remedy | None:
-    """An optimizer that could be fused; of a Trainer, whose default is, only one known to."""
-    code = evidence.code
-    could = not code.trainer if code.may_fuse is None else code.may_fuse
-    if not evidence.trains or not could or evidence.knobs.get("fused_optimizer"):
-        return None
-    return Remedy(
-        "fused_optimizer",
-        "Use a fused optimizer (fused_optimizer=True).",
-        "launches",
-        {"fused_optimizer": True},
-    )
-
-
-@remedy
-def larger_batch(evidence: Evidence) -> Remedy:
-    """A larger batch: a number where the present one is known."""
+def fewer_launches(evidence: Evidence) -> tuple[Remedy, ...]:
+    """Return what helps a device that waits for launches."""
     larger = LARGER * int(evidence.knobs.get("batch_size") or 0)
-    changes = {"batch_size": larger} if 0 < larger <= MOST_A_BATCH else {}
-    return Remedy(
+    larger_batch = Remedy(
         "larger_batch",
-        "Give each kernel more to do: a larger batch" + ("." if not changes else f" of {larger}."),
+        "Give each kernel more to do: a larger batch.",
         "batch",
-        changes,
+        {"batch_size": larger} if 0 < larger <= MOST_A_BATCH else {},
         cost="memory, and a different training: tune the learning rate",
         check=ANOTHER_TRAINING,
         price=3,
     )
-
-
-FEWER_LAUNCHES = (more_per_call, compiled, fused_optimizer, larger_batch)
+    first = (MORE_PER_CALL,) if evidence.kind == "cpu" else ()
+    return (*first, *larger_kernels(evidence), larger_batch)
 
 
 @cause("launches", "Python_and_tiny_operators")
@@ -120,25 +102,24 @@ def tiny_operators(evidence: Evidence) -> Finding | None:
         "of the time, inside the compute, goes to Python and to dispatching "
         f"{xray.tiny_ops:g} operators of under 10 µs per step"
     )
-    measured = (Measured(seen, lost, by=evidence.inside),)
-    return Finding("launch", "Python_and_tiny_operators", lost, measured, FEWER_LAUNCHES)
+    remedies = fewer_launches(evidence)
+    name = "Python_and_tiny_operators"
+    return loss("launch", name, lost, seen, *remedies, by=evidence.inside)
 
 
-# -- cores that are full ---------------------------------------------------------------------------
+# Of the cores, at the most, while a GPU trains (facebookresearch/spdl f43e287,
+# docs/source/optimization_guide/noisy_neighbour.rst)
+QUIETER = Remedy(
+    "quieter",
+    "Use fewer workers, or cheaper items, and stop other programs: SPDL's authors advise at most "
+    "40% of the CPU while a GPU trains.",
+    "workers",
+)
 
 
 def lost_to_neighbours(evidence: Evidence) -> float:
     """Return the share of time in which launches stood in line and the queue could run dry."""
     return (evidence.card.known("launches") or 0.0) * (1 - evidence.card.ahead_share)
-
-
-@remedy
-def quieter(evidence: Evidence) -> Remedy:
-    """Cores that are full: of this run's own workers, or of other programs."""
-    use = evidence.use
-    others = (use.others or 0.0) > (use.own or 0.0)
-    how = "Stop the other programs" if others else "Use fewer workers, or cheaper items"
-    return Remedy("quieter", f"{how}: {QUIET}.", "workers")
 
 
 @cause("neighbour", NEIGHBOUR)
@@ -152,38 +133,13 @@ def noisy_neighbour(evidence: Evidence) -> Finding | None:
     lost = lost_to_neighbours(evidence)
     if not lost:
         return None
-    waited = "of the time the threads that launch kernels had no core"
-    measured = [
-        Measured(waited, evidence.card.launches, by="time in line, Linux's schedstat"),
-        Measured("of the time the GPU's queue could run dry", 1 - evidence.card.ahead_share),
-    ]
-    if use.own is not None:
-        used = f"{use.own:.1f} of {use.cores} cores with {evidence.worker_count} workers"
-        measured.append(Measured(f"this run used {used}"))
-    return Finding("launch", NEIGHBOUR, lost, tuple(measured), (quieter,))
-
-
-# -- a GPU that waits inside the step --------------------------------------------------------------
-
-
-@cause("launches", "gaps_between_kernels")
-def gaps_between_kernels(evidence: Evidence) -> Finding | None:
-    """A GPU waits for launches inside the step: so its kernels against its events.
-
-    It costs the share of the compute, as the run's events have it, in which the x-ray saw no
-    kernel, without what neighbours make of it.
-    """
-    kernel_us = evidence.kernels.kernel_us
-    if evidence.known("trace") is not None:
-        return None
-    gaps = evidence.gap_share * evidence.compute_share
-    lost = max(gaps - lost_to_neighbours(evidence), 0.0)
     seen = (
-        "of the time no kernel runs inside the step's compute: kernels take "
-        f"{kernel_us / 1e3:.1f} ms of {evidence.compute_us / 1e3:.1f} ms"
+        "of the time the threads that launch kernels had no core; this run used "
+        f"{use.own or 0.0:.1f} of {use.cores} cores with {evidence.worker_count} workers"
     )
-    measured = (Measured(seen, gaps, by="x-ray against events"),)
-    return Finding("launch", "gaps_between_kernels", lost, measured, FEWER_LAUNCHES)
+    by = "time in line, Linux's schedstat"
+    measured = (Measured(seen, evidence.card.launches, by=by),)
+    return Finding("launch", NEIGHBOUR, lost, measured, (QUIETER,))
 
 
 NO_SYNCHRONISING = Remedy(
@@ -199,34 +155,104 @@ NO_SYNCHRONISING = Remedy(
 explains("loop-body", "sync")
 
 
-@cause("launches", "gaps_or_small_kernels")
+@cause("launches", "gaps_between_kernels", "gaps_or_small_kernels")
 def idle_while_busy(evidence: Evidence) -> Finding | None:
-    """A second instrument says that a GPU, busy by its events, did little.
+    """A GPU, busy by its events, did little: so the x-ray's kernels, or a second instrument.
 
-    Cause "gaps_or_small_kernels", or "sync" where the body's lines wait for the device for
-    WORTH_NAMING of it. It is found where the instrument (the SMs' activity, power) reads less than
-    SMS_REST or POWER_RESTS; it costs what the instrument leaves of the busy time, without what
+    Cause "gaps_between_kernels" of an x-ray; else "gaps_or_small_kernels" where an instrument (the
+    SMs' activity, power) reads less than SMS_REST or POWER_RESTS, or "sync" where the body's lines
+    wait for the device for WORTH_NAMING of it. It costs what is left of the busy time, without what
     neighbours make of it and what the body's other causes find.
     """
-    witness = deciding(evidence.card.witnesses)
-    if witness is None or witness.works or evidence.known("kernels") is not None:
-        return None
     busy = evidence.compute_share
-    loop = evidence.known("loop")
+    kernels = evidence.known("kernels")
+    witness = evidence.card.known("witness")
+    if evidence.known("trace") is not None:
+        return None
+    if kernels is not None:
+        idle, name = evidence.gap_share, "gaps_between_kernels"
+        told = f"kernels take {kernels.kernel_us / 1e3:.1f} of {evidence.compute_us / 1e3:.1f} ms"
+    elif witness is not None and witness.works is False:
+        idle, name, told = 1 - witness.share, "gaps_or_small_kernels", witness.said
+    else:
+        return None
+    seen = f"of the time, while the device is busy by its events, it waits or does little: {told}"
+    copying = asked(copies_in_the_body, evidence)
     # The host's work alone and copies are findings of their own
-    besides = lost_to_neighbours(evidence)
+    besides = lost_to_neighbours(evidence) + (copying.lost_share if copying else 0.0)
     besides += busy * sum(evidence.body.get(part, 0.0) for part in HOST_ALONE)
-    besides += lost_to_copies(evidence)[0] if loop else 0.0
-    lost = max(0.0, (1 - witness.share) * busy - besides)
-    seen = (
-        f"of the time the device is busy by its events, but {witness.said}: gaps between "
-        "kernels, or kernels too small for it; a trace of torch.profiler tells which"
-    )
-    measured = Measured(seen, busy, by=evidence.source)
-    waits = loop.lines.body.get("sync", 0.0) if loop else 0.0
+    lost = max(0.0, idle * busy - besides)
+    waits = evidence.body.get("sync", 0.0)
+    remedies = fewer_launches(evidence)
+    by = evidence.source
     if waits < limits.WORTH_NAMING["launch"]:
-        return Finding("launch", "gaps_or_small_kernels", lost, (measured,), FEWER_LAUNCHES)
-    lines = loop.lines.rows(loop.lines.of_part("sync"))[:3]
-    there = Measured(f"of the body the host waits in {lines[0].what}", waits)
-    remedies = (NO_SYNCHRONISING, *FEWER_LAUNCHES)
-    return Finding("launch", "sync", lost, (measured, there), remedies, lines)
+        return loss("launch", name, lost, seen, *remedies, by=by)
+    lines = evidence.loop.lines
+    rows = lines.rows(lines.mask("body", "sync"))[:3]
+    seen += f"; for {waits:.0%} of its body the host waits in {rows[0].what}"
+    return loss("launch", "sync", lost, seen, NO_SYNCHRONISING, *remedies, by=by, lines=rows)
+
+
+# -- between the steps -----------------------------------------------------------------------------
+
+# What prepares data, by the name of a Python function, its file or an annotation
+PREPARES = re.compile(
+    r"(?i)preprocess|(?:image|video|audio|data)_process|dataset|data_?loader|collate|tokeniz"
+    r"|transforms|augment|feature_ext|decode_(?:image|jpeg|video)|imread|read_(?:image|video)"
+    r"|(?:load|get|next|fetch|read|prepare|make|wait_for)_?\w*(?:batch|data)"
+)
+OUT_OF_THE_LOOP = Remedy(
+    "out_of_the_loop",
+    "Take logging, checkpoints, evaluation, preparing data and .item() out of the loop, or do them "
+    "rarely or in another process; with_stack=True of torch.profiler records where they are.",
+    "lines",
+)
+INTO_A_DATASET = Remedy(
+    "into_a_dataset",
+    "Do it in a Dataset, and read that with a DataLoader that has workers.",
+    "workers",
+    check=LESS_WAITING,
+)
+
+
+explains("launches", "issuing_work")
+
+
+@cause("loop-body", "host_work_in_the_loop")
+def host_work(evidence: Evidence) -> Finding:
+    """The host does something else, or issues work, while the device waits.
+
+    Cause "host_work_in_the_loop", of a trace "issuing_work". It costs the share of the time in
+    which the device waits for neither data nor a copy.
+    """
+    lost = evidence.other_share + evidence.launch_share
+    seen = "of the time the device waits while the host does something but data and copies"
+    name, remedies = "host_work_in_the_loop", (OUT_OF_THE_LOOP,)
+    if evidence.known("trace") is not None:
+        seen = "of the time the device waits while the host issues work: in operators, in calls of "
+        seen += "the runtime, in Python between them"
+        name, remedies = "issuing_work", fewer_launches(evidence)
+    return loss("launch", name, lost, seen, *remedies, by=evidence.source)
+
+
+explains("too-few-workers", "data_prepared_outside_a_DataLoader")
+
+
+@cause("loop-body", "host_work")
+def outside_pytorch(evidence: Evidence) -> Finding | None:
+    """The host does what the profiler knows nothing of, while the device waits (a trace).
+
+    Cause "data_prepared_outside_a_DataLoader", where a function's name says so (`PREPARES`); else
+    "host_work". It costs the share of the time spent so.
+    """
+    lost = evidence.outside_share
+    names = ", ".join(evidence.trace.outside_where)
+    if not lost:
+        return None
+    seen = "of the time the device waits for host work outside of PyTorch"
+    seen += f", most of it in {names}" if names else ""
+    by = evidence.source
+    if PREPARES.search(names):
+        name = "data_prepared_outside_a_DataLoader"
+        return loss("input", name, lost, seen, INTO_A_DATASET, by=by)
+    return loss("host", "host_work", lost, seen, OUT_OF_THE_LOOP, by=by)

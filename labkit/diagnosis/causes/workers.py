@@ -11,18 +11,12 @@ import math
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.cause import LATE, WARNING, cause
 from labkit.diagnosis.causes.loader import (
-    SETTINGS,
-    WHOSE,
-    WORTH_A_WORD,
-    batches_in_the_loop,
-    cheaper_items,
-    cheaper_line,
+    FETCH_AT_ONCE,
+    IN_THE_LOOP,
     cores_full,
-    fetch_at_once,
-    set_num_workers,
-    torchs_share,
+    settings,
 )
-from labkit.diagnosis.evidence import Evidence, WorkerEvidence
+from labkit.diagnosis.evidence import Evidence, asked
 from labkit.diagnosis.findings import (
     LESS_WAITING,
     Finding,
@@ -31,18 +25,11 @@ from labkit.diagnosis.findings import (
     explains,
     gain_without,
 )
-from labkit.diagnosis.hot_lines import COLLATE, Line
-from labkit.diagnosis.known_calls import known_call
+from labkit.diagnosis.hot_lines import MAKING
 from labkit.text import counted
 
 TIMED = "timed in the workers"
-
-
-def late(
-    name: str, *measured: Measured, remedies: tuple[Remedy, ...], lines: tuple[Line, ...] = ()
-) -> Finding:
-    """Return a cause of the waiting for data, with its numbers."""
-    return Finding("input", name, measured=measured, remedies=remedies, lines=lines)
+WHOSE = {"worker": "of the workers' time", "waiting": "of the waiting, in the loop's own process,"}
 
 
 # -- one process holds the others up ---------------------------------------------------------------
@@ -68,7 +55,9 @@ def worker_hangs(evidence: Evidence) -> Finding | None:
         return None
     item = "" if hang.index is None else f", at item {hang.index}"
     seen = f"since worker {hang.worker} last made progress{item}"
-    return late("hang", Measured(seen, hang.seconds, "s", TIMED), remedies=(RAISE_AN_ERROR,))
+    return Finding(
+        "input", "hang", 0.0, (Measured(seen, hang.seconds, "s", TIMED),), (RAISE_AN_ERROR,)
+    )
 
 
 ONE_THREAD = Remedy(
@@ -99,7 +88,7 @@ def crowding_threads(evidence: Evidence) -> Finding | None:
         return None
     seen = f"each of {counted(workers.workers, 'worker')} computes with {each} threads"
     seen += f", {each * workers.workers} in all, on {counted(cores, 'core')}"
-    return late("threads", Measured(seen, by=TIMED), remedies=(ONE_THREAD,))
+    return Finding("input", "threads", 0.0, (Measured(seen, by=TIMED),), (ONE_THREAD,))
 
 
 # -- epochs ----------------------------------------------------------------------------------------
@@ -123,12 +112,9 @@ def workers_restart(evidence: Evidence) -> Finding | None:
     epochs = evidence.epochs
     if not evidence.has_workers or not epochs.starts or epochs.starts < evidence.wait_share / 2:
         return None
-    return late(
-        "workers_restart",
-        Measured("of the time is the start of later epochs", epochs.starts),
-        Measured("to an epoch's first batch", epochs.starts_ms, "ms"),
-        remedies=(KEEP_WORKERS, *SETTINGS),
-    )
+    seen = f"of the time is the start of later epochs, each {epochs.starts_ms:.1f} ms"
+    measured = (Measured(seen, epochs.starts),)
+    return Finding("input", "workers_restart", 0.0, measured, (KEEP_WORKERS, *settings(evidence)))
 
 
 READ_ONCE = Remedy(
@@ -149,12 +135,11 @@ def cold_start(evidence: Evidence) -> Finding | None:
     longer = evidence.epochs.first
     if not longer or longer < evidence.wait_share / 2:
         return None
-    seen = "of the time is what the first epoch waited longer than later ones"
-    return late("cold_start", Measured(seen, longer), remedies=(READ_ONCE,))
+    seen = Measured("of the time is what the first epoch waited longer than later ones", longer)
+    return Finding("input", "cold_start", 0.0, (seen,), (READ_ONCE,))
 
 
 # -- uneven work -----------------------------------------------------------------------------------
-
 
 EVEN_SHARDS = Remedy(
     "even_shards",
@@ -178,49 +163,49 @@ def uneven_shards(evidence: Evidence) -> Finding | None:
     uneven = evidence.workers.busiest_over_mean
     if uneven < limits.UNEVEN:
         return None
-    measured = Measured("the mean", uneven, "times", TIMED, "the busiest worker's work is")
-    return Finding("input", "uneven_shards", 0.0, (measured,), (EVEN_SHARDS,), at_most=uneven)
+    seen = Measured("the mean", uneven, "times", TIMED, "the busiest worker's work is")
+    return Finding("input", "uneven_shards", 0.0, (seen,), (EVEN_SHARDS,), at_most=uneven)
 
 
 # -- the costliest line ----------------------------------------------------------------------------
 
+CHEAPER_LINE = Remedy(
+    "cheaper_line",
+    "Make that line cheaper: do it once and keep the result, or before training.",
+    "items",
+    check=LESS_WAITING,
+)
+
 
 @cause("costly-items", "slow_line", "item", "collate", when=LATE)
-def slow_code_in_the_loop(evidence: Evidence) -> Finding | None:
-    """The loop waits for the user's own code in its own process: sampler, dataset, collate.
+def slow_code(evidence: Evidence) -> Finding | None:
+    """The loop waits for a function of the user's own: a sampler, a dataset, a collate function.
 
-    Cause "slow_line", "item" or "collate", where one function has MOST_OF_LOADING of the waiting.
+    Cause "slow_line", "item" or "collate", where it has MOST_OF_LOADING of the waiting, or of the
+    time of workers that do not rest while the loop waits.
     """
-    return _slow_code(evidence, "waiting")
-
-
-def _slow_code(evidence: Evidence, phase: str) -> Finding | None:
-    """Return the finding that the code with most of a phase is slow; None where none has most."""
-    code = evidence.loop.lines.slow_code.get(phase)
-    if code is None:
-        return None
-    name = COLLATE if code.within == COLLATE else "item" if code.within else "slow_line"
-    parts = [*zip(code.lines, code.shares, strict=True)]
-    (first, share), *others = parts
-    row = known_call(first)
-    cured = [part for line, part in parts if line is first or (row and known_call(line) == row)]
-    is_in_loop = phase == "waiting"
-    waits = evidence.wait_share
-    bounds = [gain_without(waits), evidence.known("headroom") or math.inf]
-    bounds.append(gain_without(sum(cured) * waits if is_in_loop else sum(cured)))
-    better = cheaper_line(first, min(bounds))
-    where = WHOSE[phase]
-    settings = SETTINGS
-    if is_in_loop:
-        where += ", in the loop's own process"
-        workers = evidence.worker_count
-        where += f" while its {counted(workers, 'worker')} can do nothing," if workers else ","
+    lines = evidence.loop.lines
+    for phase in MAKING:
+        made = lines.making(phase)
+        shares = lines.frame[made].groupby("code").of_phase.sum()
+        ours = made & (lines.frame.code == shares.idxmax()) if len(shares) else made
+        part = lines.frame.of_phase[ours].sum()
+        is_in_loop = phase == "waiting"
+        if part < limits.MOST_OF_LOADING or (asked(hand_over, evidence) and not is_in_loop):
+            continue
+        rows = lines.rows(ours)[:3]
         # No number of workers makes a sampler quicker, nor what a loop with workers does by itself
-        settings = () if workers else SETTINGS
-    seen = [Measured(f"{where} is {first.what}", share)]
-    seen += [Measured(f"in {line.what}", part) for line, part in others if part >= WORTH_A_WORD]
-    remedies = (better, *settings) if row else (*settings, better)
-    return late(name, *seen, remedies=remedies, lines=code.lines)
+        sets = () if is_in_loop and evidence.has_workers else settings(evidence)
+        most = gain_without(part * evidence.wait_share if is_in_loop else part)
+        return Finding(
+            "input",
+            lines.frame.within[ours].iloc[0] or "slow_line",
+            measured=(Measured(f"{WHOSE[phase]} is in {rows[0].what}", part),),
+            remedies=(*sets, CHEAPER_LINE),
+            lines=rows,
+            at_most=None if sets else most,
+        )
+    return None
 
 
 FEWER_PIECES = Remedy(
@@ -237,47 +222,19 @@ def hand_over(evidence: Evidence) -> Finding | None:
     """Sending a batch from a worker to the loop takes longer than making it.
 
     It is found where the average worker had no batch to make for WORKERS_REST of the time, also
-    while the loop waits, and other programs had at most FOREIGN_LOAD of the loop's core; or where
-    items are so cheap that they are better taken a whole batch at a time.
+    while the loop waits, and other programs had at most FOREIGN_LOAD of the loop's core.
     """
-    idle = evidence.workers.known("idle_share") or 0.0
+    idle = evidence.workers.idle_share
     rests = idle >= limits.WORKERS_REST and idle + evidence.wait_share > 1
-    rests = rests and evidence.crowded_by <= limits.FOREIGN_LOAD
-    is_cheap = evidence.known("loop") is not None and fetch_at_once.for_run(evidence)
-    if not rests and not is_cheap:
+    if not rests or evidence.crowded_by > limits.FOREIGN_LOAD:
         return None
-    measured = []
-    if rests:
-        seen = "of the time the workers have nothing to do while the loop waits"
-        measured.append(Measured(seen, idle, by=TIMED))
-    share = torchs_share(evidence)
-    if share and is_cheap:
-        seen = "of the workers' time is torch's own: taking items one by one, stacking, sending"
-        measured.append(Measured(seen, share))
-    remedies = (fetch_at_once, batches_in_the_loop, FEWER_PIECES)
-    return late("hand_over", *measured, remedies=remedies)
-
-
-@cause("costly-items", when=LATE)
-def slow_code_in_workers(evidence: Evidence) -> Finding | None:
-    """One function of the user's own has most of the time of the workers, whatever the cores do.
-
-    Cause "item" or "collate", where it has MOST_OF_LOADING of it.
-    """
-    return _slow_code(evidence, "worker")
+    seen = "of the time the workers have nothing to do while the loop waits"
+    whole = [each for each in settings(evidence) if each in (FETCH_AT_ONCE, IN_THE_LOOP)]
+    measured = (Measured(seen, idle, by=TIMED),)
+    return Finding("input", "hand_over", 0.0, measured, (*whole, FEWER_PIECES))
 
 
 # -- what no single line shows ---------------------------------------------------------------------
-
-
-def _cpu_of(workers: WorkerEvidence) -> Measured:
-    """Return the CPU time of the workers over the time in which they prepare items."""
-    each = "the worker" if workers.workers == 1 else f"each of {workers.workers} workers"
-    seen = f"CPU in {each} while it prepares items"
-    in_line = workers.known("in_line_share") or 0.0
-    if in_line > limits.IN_LINE:
-        seen += f", and {in_line:.0%} waiting for a free core"
-    return Measured(seen, workers.cpu_share, by=TIMED)
 
 
 explains("costly-items", "cores")
@@ -293,23 +250,17 @@ def state_of_workers(evidence: Evidence) -> Finding | None:
     for less than MOSTLY_WAITS; then they wait for storage or a network, each for itself.
     """
     workers = evidence.workers
-    cores = evidence.use.cores
-    cpu = _cpu_of(workers)
-    counts = f"{counted(workers.workers, 'worker')} on {counted(cores or 0, 'core')}"
-    computes = (cpu, *([Measured(counts)] if cores else ()))
+    cores = evidence.use.cores or math.inf
     computing = workers.computing_share
-    full = workers.workers >= (cores or math.inf) and cores_full(evidence)
-    if full and computing >= limits.MOSTLY_WAITS:
-        return late("cores", *computes, remedies=(fetch_at_once, cheaper_items))
-    if evidence.stalls:
+    if workers.workers >= cores and cores_full(evidence) and computing >= limits.MOSTLY_WAITS:
+        name = "cores"
+    elif evidence.stalls or limits.MOSTLY_WAITS <= computing < limits.COMPUTES:
         return None
-    if computing >= limits.COMPUTES:
-        remedies = (fetch_at_once, set_num_workers, cheaper_items)
-        return late("too_few_workers", *computes, remedies=remedies)
-    if computing >= limits.MOSTLY_WAITS:
-        return None
-    waits = Measured("of waiting for each item", workers.item_wait_ms, "ms")
-    return late("storage_latency", cpu, waits, remedies=(set_num_workers, cheaper_items))
+    else:
+        name = "too_few_workers" if computing >= limits.COMPUTES else "storage_latency"
+    seen = f"CPU on average in {counted(workers.workers, 'worker')} on {cores} cores"
+    measured = (Measured(seen, workers.cpu_share, by=TIMED),)
+    return Finding("input", name, 0.0, measured, settings(evidence))
 
 
 KEEP_NO_ITEMS = Remedy(
