@@ -127,7 +127,7 @@ def lines_of(loader: DataLoader[object], folder: Path) -> Iterator[None]:
     """Sample the lines of the loop and its dataset, here and in the loader's workers."""
     sampler = Sampler(folder)
     sampler.places.loop = train.__code__
-    work = LoaderWork(sampler.log, -1, 1)
+    work = LoaderWork(sampler.log, -1)
     with in_workers(loader, Recording(folder, work)):
         sampler.start()
         yield

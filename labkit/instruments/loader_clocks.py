@@ -1,10 +1,9 @@
-"""What a loader's process and a loop's thread are measured with: clocks, threads and memory."""
+"""What a loader's process and a loop's thread are measured with: clocks and threads."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -99,14 +98,6 @@ class LibraryThreads:
             for task, spent_ns, _ in thread_times("self")
             if task not in self.first and task.name not in python
         )
-
-
-def own_kib() -> int | None:
-    """Return the memory that this process shares with no other, KiB; None outside Linux."""
-    with contextlib.suppress(OSError):
-        rollup = Path("/proc/self/smaps_rollup").read_text()
-        return sum(map(int, re.findall(r"^Private_\w+: +(\d+)", rollup, re.MULTILINE)))
-    return None
 
 
 class TimeInLine(ProcFile):

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 from labkit.instruments import stack
 from labkit.instruments.before_calls import Before, Call, OnSet, held
 from labkit.instruments.loader_knobs import torch_loader
-from labkit.instruments.loader_work import LoaderWork
+from labkit.instruments.loader_work import MOST_ROWS, STARTS, LoaderWork
 from labkit.instruments.sampler import Sampler
 from labkit.stamps.interrupts import OwnErrors
 
@@ -202,7 +202,8 @@ class WorkerStart:
             sampler.start()
             util.Finalize(None, sampler.flush, exitpriority=10)
             log = sampler.log
+        room = MOST_ROWS // self.workers // max(1, (start or 1) // STARTS)
         number = worker.get_worker_info().id
-        HOOKS.of_worker = LoaderWork(log, number, self.workers, while_there, start or 1)
+        HOOKS.of_worker = LoaderWork(log, number, while_there, max(1, room))
         install()
         util.Finalize(None, HOOKS.of_worker.flush, exitpriority=10)

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
+
+import psutil
 
 from labkit.instruments.hangs import (
     BATCH,
@@ -25,7 +28,7 @@ from labkit.instruments.hangs import (
     plain_index,
     progress_words,
 )
-from labkit.instruments.loader_clocks import LibraryThreads, ThreadClock, own_kib
+from labkit.instruments.loader_clocks import LibraryThreads, ThreadClock
 from labkit.process.thinning import Thinning
 from labkit.stamps.events import EventLog, now_ns
 
@@ -51,7 +54,7 @@ class BatchRow(NamedTuple):
     items: int
     slow_ns: int  # of the slowest of them
     line_ns: int  # in line for a core; 0 in the loop's own process
-    slow_index: int | str  # of a stream, how many items of the process came before it
+    slow_index: int | str  # of a stream, how many items of the pass came before it
 
 
 class ItemTimes(NamedTuple):
@@ -78,13 +81,10 @@ class LoaderWork:
         self,
         log: EventLog | None,
         worker: int,
-        workers: int,
         while_there: Path | None = None,
-        start: int = 1,
+        most_rows: int = MOST_ROWS,
     ):
         """Begin in this process; `worker` is -1 in the main one. Without a `log` nothing is kept.
-
-        It is the process of the loader's `start`th pass, where its workers start anew for each.
 
         `while_there` is a file that is there while a watched loop goes on: the progress is kept
         beside it. Without one the run is the bench's: items are timed one by one.
@@ -102,7 +102,7 @@ class LoaderWork:
         self.memory_due = 0
         self.passes = -1
         self.done = 0
-        self.kept = Thinning(max(1, MOST_ROWS // max(1, workers) // max(1, start // STARTS)))
+        self.kept = Thinning(most_rows)  # batches
         self.due = 0  # to write
         self.rows: list[BatchRow] = []  # that are not written yet
         self.item_times: list[ItemTimes] = []
@@ -173,9 +173,10 @@ class LoaderWork:
         collate = self.singly.lap() if self.singly else None
         ready = now_ns()
         if self.is_collating:
+            line_ns = self.clock.in_line.now() - self.line_ns if self.clock else 0
             cpu_ns = time.process_time_ns()
             if self.is_kept:
-                self._keep(ready, cpu_ns, collate)
+                self._keep(ready, line_ns, cpu_ns, collate)
             self.process_ns = cpu_ns
             self.in_pass += 1
             self.done += 1
@@ -189,14 +190,16 @@ class LoaderWork:
             if self.while_there and not self.while_there.exists():
                 self.over = True  # a worker that persists goes on without us
 
-    def _keep(self, ready: int, cpu_ns: int, collate: tuple[int, int, int] | None) -> None:
+    def _keep(
+        self, ready: int, line_ns: int, cpu_ns: int, collate: tuple[int, int, int] | None
+    ) -> None:
         """Keep the row of a batch that is ready, and those of its items, to be written."""
         items = len(self.indices) or len(self.moments)
         bounds = [self.start, *self.moments, self.fetched]
         times = [after - before for before, after in itertools.pairwise(bounds)]
         slow_ns = max(times)
         indices = itertools.count(self.streamed) if self.streams else [None, *self.indices]
-        place = times.index(slow_ns)
+        index = next(itertools.islice(indices, times.index(slow_ns), None), None)
         row = BatchRow(
             done=self.done,
             batch=self.batch,
@@ -207,8 +210,8 @@ class LoaderWork:
             cpu_ns=cpu_ns - self.cpu_ns,
             items=items,
             slow_ns=slow_ns,
-            line_ns=self.clock.in_line.now() - self.line_ns if self.clock else 0,
-            slow_index=plain_index(next(itertools.islice(indices, place, None), None)),
+            line_ns=min(line_ns, ready - self.start),
+            slow_index="a batch" if index is None else plain_index(index),
         )
         self.rows.append(row)
         if collate is None:
@@ -230,7 +233,7 @@ class LoaderWork:
                 worker=self.worker,
                 pid=self.pid,
                 rows=self.item_times,
-                batches=[row._replace(slow_index=plain_index(row.slow_index)) for row in self.rows],
+                batches=self.rows,
                 memory=self._memory_kib(),
                 threads=self.threads and self.threads.computing(),
             )
@@ -238,19 +241,18 @@ class LoaderWork:
         self.item_times = []
 
     def _memory_kib(self) -> int | None:
-        """Return a watched worker's own memory; None where that is not due."""
+        """Return a watched worker's own memory; None where that is not due, or not known."""
         now = now_ns()
-        if self.worker < 0 or self.while_there is None or now < self.memory_due:
-            return None
-        self.memory_due = now + MEMORY_NS
-        return own_kib()
+        if self.worker >= 0 and self.while_there is not None and now > self.memory_due:
+            self.memory_due = now + MEMORY_NS
+            with contextlib.suppress(psutil.Error):
+                return psutil.Process().memory_full_info().uss // 1024
+        return None
 
     def close(self) -> None:
-        """Write what is left, and let go of the files."""
+        """Write what is left; nothing follows."""
         self.flush()
         self.over = True
-        if self.clock:
-            self.clock.in_line.close()
 
 
 def _us(ns: int) -> float:

@@ -195,31 +195,28 @@ def recommend_workers(run: RunData) -> int | None:
     """
     most = max(LEAST_MAX_WORKERS, 2 * (run.machine.cpu_cores or 1))
     counts = [count for count in WORKER_COUNTS if count <= most]
-    return _cheapest(run, "num_workers", run.pipeline.num_workers, counts)
+    return _cheapest(run, "num_workers", run.pipeline.to_dict()["num_workers"], counts)
 
 
 def recommend_prefetch(run: RunData) -> int | None:
-    """Return the smallest prefetch_factor that is as good as the best.
+    """Return the smallest prefetch_factor that is as good as the best, of those above its own.
 
     None where none gains, or where nothing can be predicted.
     """
     now = run.pipeline.to_dict()["prefetch_factor"] or PYTORCH_PREFETCH
-    deeper = [factor for factor in PREFETCH if factor > now]
-    best = _cheapest(run, "prefetch_factor", now, deeper)
+    best = _cheapest(run, "prefetch_factor", now, [deep for deep in PREFETCH if deep > now])
     return None if best == now else best
 
 
-def _cheapest(run: RunData, knob: str, own: int | None, values: list[int]) -> int | None:
+def _cheapest(run: RunData, knob: str, own: int, values: list[int]) -> int | None:
     """Return the smallest value whose simulated throughput comes within `AS_GOOD` of the best.
 
     The run's own stays unless another one gains more than `WORTH`; None where nothing is predicted.
     """
-    rates = {value: predict(run, **{knob: value}).throughput for value in [*values, own]}
-    known = {value: rate for value, rate in rates.items() if rate}
-    # A run that was stopped has its times, but no hand-over: no other number can be simulated
-    if own not in known or len(known) < len(rates):
+    rates = {value: predict(run, **{knob: value}).throughput or 0.0 for value in {*values, own}}
+    best = max(rates.values())
+    if not all(rates.values()):  # a run that was stopped has its times, but no hand-over
         return None
-    best = max(known.values())
-    if best <= (1 + WORTH) * known[own]:
+    if best <= (1 + WORTH) * rates[own]:
         return own
-    return min(value for value, rate in known.items() if rate >= (1 - AS_GOOD) * best)
+    return min(value for value, rate in rates.items() if rate >= (1 - AS_GOOD) * best)

@@ -96,7 +96,7 @@ class RunLog(LogData):
 
     @property
     def batch_bytes(self) -> np.ndarray:
-        """Bytes of the large arrays in each step's batch (steps,); NaN if unknown."""
+        """Bytes of the arrays in each step's batch (steps,); NaN if unknown."""
         return self._steps.numbers("bytes")
 
     # The number format of most of what a watched loop trains, as "float32"; None: unknown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,7 +76,7 @@ class LoaderWorkers:
                 "busy_ms": sums.busy_ms,
                 "p50_ms": self.batches.groupby("worker").busy_ms.median(),
                 "cpu_share": sums.cpu_ms / sums.busy_ms,
-                "in_line_share": sums.line_ms / sums.busy_ms,
+                "in_line_share": (sums.line_ms / sums.busy_ms).clip(upper=1),
                 "idle_share": (1 - sums.busy_ms / open_ms).clip(lower=0),
                 "item_wait_ms": (waits_ms / sums["items"].clip(lower=1)).clip(lower=0),
                 "library_threads": processes.threads.last().groupby("worker").max().astype(int),
@@ -141,6 +140,3 @@ class LoaderWorkers:
         if not self:
             return "nothing was recorded of the loader's workers"
         return self.rows.to_string(float_format="%.2f")
-
-    def _repr_html_(self) -> str:
-        return self.rows.to_html() if self else html.escape(repr(self))

@@ -44,7 +44,7 @@ class FinishedStep(NamedTuple):
     loss: SupportsFloat  # of a GPU's a tensor, until the device is through with the step
     device: tuple[int, ...] = NO_DEVICE  # from when to when it copied, and was busy
     cpu_ns: int = 0  # that the loop's thread computed; 0 where it was not read
-    batch_bytes: int = 0  # of the large arrays in its batch; 0 where they are not known
+    batch_bytes: int = 0  # of the arrays in its batch; 0 where they are not known
     exchange: tuple[int, ...] = ()  # of ranks: the gradients were complete, and were averaged
 
     def line(self) -> str:

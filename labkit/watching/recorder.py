@@ -91,7 +91,7 @@ class Recorder:
         self.while_there.touch()
         self.work: LoaderWork | None = None  # of this process, where the loader has no workers
         if self.knobs.get("num_workers") == 0:
-            self.work = LoaderWork(self.log, -1, 1, self.while_there)
+            self.work = LoaderWork(self.log, -1, self.while_there)
         self.starts = Thinning(STARTS)  # of the loader's workers: those that record themselves
         self.ends = contextlib.ExitStack()  # what ends with the run
         if str(self.folder.parent) != run_folders.of_script:  # else `labkit watch` looks for them

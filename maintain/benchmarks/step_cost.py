@@ -111,7 +111,7 @@ class Items:
 def fetchers(folder: Path) -> list:
     """Return what makes a batch of a loader, plain and timed as in a worker."""
     (folder / FLAG).touch()
-    work = LoaderWork(EventLog(folder), -1, 1, folder / FLAG)
+    work = LoaderWork(EventLog(folder), -1, folder / FLAG)
     dataset = Items()
     make = torch.utils.data._DatasetKind.create_fetcher
     collate = torch.utils.data.default_collate
