@@ -44,9 +44,8 @@ def test_and_not_where_they_are_few_already(tmp_path):
 @pytest.mark.parametrize("has_model", [True, False])
 def test_a_model_left_on_the_cpu_beside_a_card_is_the_first_thing_said(tmp_path, has_model):
     def on_the_cpu(event):
-        if event["event"] == "lines" and not has_model:
-            for place in event["places"].values():
-                place[0] = "python"
+        if event["event"] == "job" and has_model:
+            event["weights_dtype"] = "float32"
         if event["event"] == "machine":
             event |= {"device": "cpu", "kind": "cpu", "name": "Xeon"}
         elif event["event"] == "telemetry":

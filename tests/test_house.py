@@ -55,7 +55,7 @@ INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and wh
         "results.privacy results.templates text traces.events traces.file traces.public"
     ),
     "what is drawn without a browser, and typed without a terminal": (
-        "__main__ terminal view.controls view.display view.live view.run_figure "
+        "__main__ results.run_data terminal view.controls view.display view.live view.run_figure "
         "view.running view.several_figures view.style view.wandb_log view.watch_command"
     ),
     "tables that are held against files": "knobs spec library results.published results.script",

@@ -70,7 +70,7 @@ def test_the_cheapest_setting_as_fast_as_the_fastest_is_found_in_a_few_runs(true
     assert tuning.speedup == tuning.winner.rate / true(start) >= 1
     assert len(tuning.tried) <= 10
     if workers:
-        assert f", num_workers={workers}" in tuning.snippet
+        assert f" num_workers={workers}," in tuning.snippet
     assert ("out of memory" in repr(tuning)) == (true is fails)
 
 

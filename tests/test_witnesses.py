@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from played_gpu import GPU, MS, log, play, watched_log
+from played_gpu import GPU, MS, count, lines_of, play, watched_log, written
 
+import labkit as lk
 from labkit.stamps.step_classes import CLASSES
 
 KNOBS = {"io_ms": 0.0, "xray": False}
@@ -22,8 +23,9 @@ def record(path, *, telemetry=(), knobs=KNOBS, **how):
     """Write and load the log of a loop that `play` played; its true busy share is beside it."""
     steps, kernels = play(**how)
     read = ({"event": "telemetry", **sample} for sample in telemetry)
-    run = log(path, GPU, knobs, *steps, *read)
-    run.recorded = False
+    (folder := path / f"{next(count)}").mkdir()  # as a run leaves it: a record is RECORDED
+    lines = lines_of(GPU, knobs, *steps, *read)
+    run = lk.load(written(folder / "events.jsonl", lines).parent)
     begin, end = (step["busy"][1] / MS for step in (steps[run.warmup - 1], steps[-1]))
     ran = np.clip(kernels[:, 1], begin, end) - np.clip(kernels[:, 0], begin, end)
     return run, ran.sum() / max(end - begin, 1e-9)

@@ -75,7 +75,7 @@ class Peaks(Result):
     def of(cls, measured: MeasurementsData) -> Peaks:
         """Build from the rows that `lk.peaks` measured."""
         rows = measured.rows.drop_duplicates("of", keep="last").set_index("of")
-        known = rows[rows["error"].isna()]
+        known = rows.loc[rows["error"].isna()]
         rates = known["per_s"].astype(float)
         memory = rates.get("bandwidth")
         return cls(

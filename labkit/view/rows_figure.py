@@ -171,7 +171,7 @@ def _in_words(column: pandas.Series, numbers: str = "{:.10g}") -> pandas.Series:
 
 def notes_of(drawn: pandas.DataFrame, y: str) -> list[str]:
     """Return what stands above the axes: origins, gaps: "float32: out of memory (512)" ..."""
-    notes = [*drawn["origin"][~drawn["is_beside"]].unique()]
+    notes = [*drawn.loc[~drawn["is_beside"], "origin"].unique()]
     gaps = drawn[drawn["y"].isna()]
     for _, rows in gaps.groupby(["label", "why"], sort=False):
         label, why = rows.iloc[0][["label", "why"]]
