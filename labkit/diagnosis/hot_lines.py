@@ -105,15 +105,16 @@ class Lines(Result):
         kept = (frame.phase == "between") | (moment > start) & (moment <= end)
         # not: the clock that times the items; a worker that waits for work, or hands it over
         kept &= (frame.kind != "labkit") & ((frame.phase != "worker") | (frame.within != ""))
-        self.frame = frame[kept].astype(dict.fromkeys(TEXTS, "category"))
+        frame = frame[kept].copy()
 
         wall_s = max(end - start, 1e-9)
         waited = np.clip(stamps[1:, 1] - stamps[1:, 0], 0, None).sum() / wall_s
-        spent_s = self.frame.groupby("phase").seconds.transform("sum")
-        self.frame["of_phase"] = self.frame.seconds / spent_s.clip(1e-9)
+        spent_s = frame.groupby("phase").seconds.transform("sum")
+        frame["of_phase"] = frame.seconds / spent_s.clip(1e-9)
         whole = {"waiting": waited, "body": 1 - waited, "worker": 1.0}
-        share = self.frame.of_phase * self.frame.phase.map(whole)
-        self.frame["share"] = share.fillna(self.frame.seconds / wall_s)  # between two passes
+        share = frame.of_phase * frame.phase.map(whole)
+        frame["share"] = share.fillna(frame.seconds / wall_s)  # between two passes
+        self.frame = frame.astype(dict.fromkeys(TEXTS, "category"))
         nothing = run.no_lines or "no stack was sampled after the warm-up"
         self.missing = "" if len(self) else nothing
         self._rows: dict[bytes, tuple[Line, ...]] = {}
