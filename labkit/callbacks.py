@@ -5,11 +5,9 @@ A step lasts until the logging, evaluating and saving after it; time between epo
 
 from __future__ import annotations
 
-import contextlib
 import math
 
 from labkit.api import Run
-from labkit.instruments.hangs import HangWatch
 from labkit.process import folders
 from labkit.stamps.events import now_ns
 from labkit.watching.recorder import Recorder
@@ -21,7 +19,6 @@ class StepRecorder:
     def __init__(self):
         self._recorder: Recorder | None = None  # while the training goes on
         self._run: Run | None = None
-        self._open = contextlib.ExitStack()  # what ends with the record
 
     @property
     def run(self) -> Run:
@@ -42,8 +39,7 @@ class StepRecorder:
         recorder = Recorder(folders.new_run(), loader, model)
         self._run = Run(recorder.folder, process=recorder)
         self._recorder = recorder
-        self._open.enter_context(recorder.recorded(loader))
-        self._open.enter_context(HangWatch(lambda: [recorder.folder]))
+        recorder.ends.enter_context(recorder.recorded(loader))
         recorder.start_telemetry()
 
     def epoch(self) -> None:
@@ -78,8 +74,6 @@ class StepRecorder:
     def close(self, how: str = "left early", error: BaseException | None = None) -> None:
         """End the record; only needed where an exception, `error`, ended the training."""
         recorder, self._recorder = self._recorder, None
-        if recorder is not None:
-            self._open.close()
-            if not recorder.closed:
-                recorder.end_pass("failed" if error else how, error)
-                recorder.close()
+        if recorder is not None and not recorder.closed:
+            recorder.end_pass("failed" if error else how, error)
+            recorder.close()

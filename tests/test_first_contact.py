@@ -109,7 +109,7 @@ def test_a_step_that_is_captured_into_a_graph_is_left_alone(monkeypatch):
     """Within a capture it is an error to ask an event, or to ask one that was captured."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    steps = hook.OptimizerSteps(Mock(loops=[]))
-    steps.recorded = iter(["not asked for"])
-    steps(Mock(), (), {})
-    assert list(steps.recorded) == ["not asked for"] and not steps.seen
+    script = hook.WatchedScript()
+    script.without_loader = iter(["not asked for"])
+    script.stepped(Mock())
+    assert list(script.without_loader) == ["not asked for"] and not script.steps

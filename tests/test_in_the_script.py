@@ -106,19 +106,6 @@ SCRIPTS = {
         "    if each is not threading.main_thread(): each.join()",
         None,
     ),
-    "an_error_is_its_own_cause": (
-        "for number in steps(): pass\n"
-        "error, other = ValueError('a'), KeyError('b')\n"
-        "error.__cause__, other.__cause__ = other, error\n"
-        "raise error",
-        300,
-    ),
-    "errors_come_as_a_group": (
-        "for number in steps(): pass\n"
-        "group = getattr(__builtins__, 'ExceptionGroup', ValueError)\n"
-        "raise group('both', [ValueError('a'), KeyError('b')])",
-        300,
-    ),
     "an_event_loop_is_told_of_signals": (
         "async def main():\n"
         "    loop = asyncio.get_running_loop()\n"

@@ -50,15 +50,20 @@ def test_a_slow_collate_function_is_seen_in_its_line_in_a_worker():
     assert ("slow_collate", "time.sleep(0.02)") in lines
 
 
+def keeping_all():  # no test itself: where pytest has rewritten an `assert`, it calls `locals()`
+    kept = []
+    for _ in (watch := lk.watch(range(300), live=False)):
+        kept.append(torch.ones(600_000))
+        time.sleep(0.02)  # so long that the memory is read ten times
+    return watch
+
+
 @SLOW
 def test_a_variable_that_the_memory_goes_to_is_named_with_its_line():
-    kept = []
     gc.collect()
     if sys.platform == "linux":  # or the list grows in what earlier tests have freed
         ctypes.CDLL(None).malloc_trim(0)
-    for _ in (watch := lk.watch(range(300), live=False)):
-        kept.append(torch.ones(600_000))
-        time.sleep(0.01)
+    watch = keeping_all()
     (found,) = [each for each in watch.diagnose().findings if each.cause == "drift"]
     assert "`kept` in" in found.evidence and "memory rose" in found.evidence
     assert "kept.append" in linecache.getline(__file__, found.lines[0].line)

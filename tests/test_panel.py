@@ -12,7 +12,6 @@ import labkit as lk
 from labkit import Pipeline, Run
 from labkit.process import device_lock
 from labkit.results.failures import REMEDIES
-from labkit.results.run_data import RunData
 from labkit.spec import KNOBS
 from labkit.stamps.record import events_of
 from labkit.view.controls import Control
@@ -39,7 +38,7 @@ def played():
         tail = Mock(read=lambda: [left.pop(0)] if left else [])
         run = Run(path, process=process)
         run._tails = {None: tail}
-        run.KIND = lambda *log, **how: RunData(*log, **how | {"recorded": True})
+        run.KIND = lambda *log, **how: Run.KIND(*log, **how | {"recorded": True})
         return run
 
     shown.launch = launch

@@ -26,8 +26,8 @@ def test_a_shipped_record_has_the_numbers_of_the_run_and_nothing_personal(finish
         assert run.to_dict()[name] == finished.to_dict()[name], name
     text = gzip.open(path, "rt").read()
     assert '"uuid"' not in text and str(finished.path) not in text
-    assert run.no_xray.startswith("cannot open y.py on")
-    assert platform.node() not in run.no_xray.split()
+    assert run.event("no_xray")["why"].startswith("cannot open y.py on")
+    assert platform.node() not in run.event("no_xray")["why"].split()
 
 
 def test_a_long_record_keeps_a_whole_stretch_and_says_what_it_was(finished, tmp_path, monkeypatch):

@@ -172,34 +172,6 @@ def test_every_signal_reaches_the_script_once_whether_it_is_sent_to_us_or_to_our
     assert json.loads(said) == {str(int(number)): 1 for number in numbers}
 
 
-COUNTS = """
-import os, time
-from labkit import watch
-print("up", flush=True)
-print(os.getpid(), flush=True)
-for i in watch(range(60), live=False): time.sleep(0.02)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the state of a process is in /proc")
-def test_the_time_until_a_script_that_was_stopped_goes_on_is_no_time_of_its_loop():
-    child = begun(COUNTS)
-    script = int(child.stdout.readline())
-    time.sleep(0.3)
-    os.kill(child.pid, signal.SIGTSTP)  # as Ctrl-Z sends it
-    wait_until(lambda: psutil.Process(script).status() == psutil.STATUS_STOPPED)
-    time.sleep(2)
-    os.kill(child.pid, signal.SIGCONT)
-    _, said = child.communicate(timeout=60)
-    run = lk.load(said.split("record: ")[1].split()[0])
-    assert child.returncode == 0 and run.steps == 60
-    assert run.steps_ms.sum(axis=1).max() < 1_500
-    [pause] = run.pauses
-    assert pause["ended"] - pause["began"] > 1.9e9
-    assert "stopped by a signal" in said
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it goes on")
 def test_the_script_ends_with_us_where_we_are_killed():

@@ -70,7 +70,7 @@ class DistributedTrainer(Trainer):
         timeline = DeviceTimeline(
             lambda step: self._write(step, log, timeline.clock.taken), self.device
         )
-        self.stamp = timeline.clock.events.record
+        self.stamp = timeline.clock.record
         return timeline
 
     def _write(self, step: FinishedStep, log: EventLog, as_ns: Callable[[Any], int]) -> None:

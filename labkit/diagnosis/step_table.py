@@ -141,7 +141,7 @@ def known_of(run: RunData, wait: np.ndarray, ranks_cores: float) -> Evidence:
         code=LoopCode.of(run.loop_code, run.event("job"), run.trainer),
         trains=not body or bool({"backward", "optimizer"} & body.keys()),
         formats=tensor_formats(machine.name, machine.compute_capability) if is_gpu else None,
-        compiles=machine.compiles,
+        compiles=not machine.compile_lacks,
         headroom=replayed and max(1.0, replayed),
     )
 

@@ -23,7 +23,6 @@ TRAINING = "training loop"
 VALIDATION = "validation"
 SAVING = "checkpoints"
 BETWEEN = "between epochs"
-STOPPED = "stopped by a signal"
 AFTER = "after the last epoch"
 LOOP = "loop"  # where it is not known which of them trains
 NAMED = 0.01  # of the time: a smaller share is not in the sentence
@@ -56,7 +55,7 @@ class WallShares:
     @property
     def running(self) -> float:
         """The share of the time, 0 to 1, from the first batch to the last, without stops."""
-        return 1 - sum(map(self.share, (BEFORE, AFTER, STOPPED)))
+        return 1 - sum(map(self.share, (BEFORE, AFTER)))
 
     def costliest(self, part: str) -> WallShare:
         """Return the longest of the parts of that name."""
@@ -91,8 +90,6 @@ def wall_shares(
     spans += [(last, end, AFTER, ""), *loops]
     for run in runs:
         spans += [(each["began"], each["ended"], SAVING, "") for each in run.saves]
-    for run in runs:
-        spans += [(each["began"], each["ended"], STOPPED, "") for each in run.pauses]
     moments = np.clip([span[:2] for span in spans], start, end)
     edges = np.unique(moments)
     owner = np.zeros(len(edges) - 1, dtype=int)  # of the stretches between them

@@ -52,7 +52,7 @@ def parts_of(batch: Any) -> Collection[Any] | None:
 
 def leaves(batch: object) -> Iterator[Any]:
     """Yield what is in a batch, however deep in lists, tuples and mappings."""
-    parts = parts_of(batch)
+    parts = None if is_array(batch) else parts_of(batch)  # which takes longer
     if parts is None:
         yield batch
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-VOLTA = 7.0  # compute capability of the first cards with Tensor Cores, and with Triton
+VOLTA = 7.0  # compute capability of the first cards with Tensor Cores
 AMPERE = 8.0  # of the first with BF16 and TF32
 NO_TENSOR_CORES = re.compile(r"GTX|\bT\d{3,4}\b|MX\d{3}")  # of cards later than Volta
 

@@ -100,6 +100,8 @@ def compile_lacks(device: torch.device) -> str | None:
         return "torch.compile is switched off (TORCH_COMPILE_DISABLE): what would run is eager"
     if device.type == "mps":
         return "torch.compile for Apple GPUs is not used here: still a prototype in PyTorch"
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (7, 0):
+        return "torch.compile needs a GPU of compute capability 7.0 (Volta) or later"
     if device.type != "cpu" and importlib.util.find_spec("triton") is None:
         return "torch.compile on a GPU needs Triton and found none: pip install triton"
     compilers = ("CXX", "g++", "clang++") if device.type == "cpu" else ("CC", "gcc", "clang")

@@ -45,7 +45,7 @@ def spare_card(cuda: str | None) -> str | None:
 
 
 class GpuMeter:
-    """One card: driver-buffered utilization, power, energy, clocks and the SMs' activity."""
+    """One card: driver-buffered utilization, memory, power, energy, clocks, the SMs' activity."""
 
     def __init__(self, uuid: str, own_pid: int):
         """Open the card by UUID (NVML's order is not CUDA's); raises NVMLError where it cannot."""
@@ -65,6 +65,7 @@ class GpuMeter:
         answers: dict[str, Callable[[], Any]] = {
             "gpu_now": lambda: _any(pynvml.nvmlDeviceGetUtilizationRates(card)).gpu / 100,
             "gpu": self._driver_samples,
+            "memory_gib": lambda: round(pynvml.nvmlDeviceGetMemoryInfo(card).used / 2**30, 3),
             "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(card) / 1e3,
             "power_limit_w": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1e3,
             "energy_j": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3,

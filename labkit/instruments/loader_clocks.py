@@ -10,35 +10,69 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from labkit.stamps.descriptors import OwnDescriptor, moved_up
 from labkit.stamps.events import now_ns
 
 try:
+    import fcntl
     import resource
-except ImportError:  # Windows
-    resource = None
+except ImportError:  # Windows, where there is no /proc
+    fcntl = resource = None
+
+MOST_NUMBER = 1024  # of a descriptor
 
 
 class ProcFile:
-    """A file of Linux's /proc that is read again and again; it has nothing elsewhere."""
+    """A file of Linux's /proc that is read again and again; it has nothing elsewhere.
+
+    It is read in a process whose code is somebody else's, which may fork, count on the lowest
+    descriptor that is free, or close ours and have another file of that number.
+    """
 
     def __init__(self, path: str):
-        self.descriptor = None
+        self.fd = -1
+        self.pid = os.getpid()
         with contextlib.suppress(OSError):
-            self.descriptor = OwnDescriptor(moved_up(os.open(path, os.O_RDONLY)))
+            self.fd = moved_up(os.open(path, os.O_RDONLY))
+            self.file = _identity(self.fd)
+
+    def _is_ours(self) -> bool:
+        return self.fd >= 0 and self.pid == os.getpid() and _identity(self.fd) == self.file
 
     def words(self, size: int) -> list[bytes]:
         """Return the words of its first `size` bytes; [] where there is none."""
-        if self.descriptor is None or not self.descriptor.is_ours():
-            return []
         with contextlib.suppress(OSError):  # a kernel or a sandbox that refuses it later
-            return os.pread(self.descriptor.fd, size, 0).split()
+            if self._is_ours():
+                return os.pread(self.fd, size, 0).split()
         return []
 
     def close(self) -> None:
         """Let go of it."""
-        if self.descriptor is not None:
-            self.descriptor.close()
+        with contextlib.suppress(OSError):
+            is_ours = self._is_ours()
+            fd, self.fd = self.fd, -1  # first: another thread may be reading
+            if is_ours:
+                os.close(fd)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
+
+
+def moved_up(fd: int) -> int:
+    """Return another descriptor of the same file, in place of `fd`: of a number that nobody uses.
+
+    For one far above `MOST_NUMBER` the kernel would make its table larger.
+    """
+    if fcntl is None or resource is None:
+        return fd
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_NUMBER if most == resource.RLIM_INFINITY else min(most, MOST_NUMBER)
+    with contextlib.suppress(OSError):  # as many are open as may be
+        high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(3, most * 3 // 4))
+        os.close(fd)
+        return high
+    return fd
 
 
 def thread_times(pid: int | str) -> Iterator[tuple[Path, int, int]]:
@@ -104,7 +138,7 @@ class ThreadClock:
 
     def __init__(self):
         self.in_line = TimeInLine()
-        self.tells = self.in_line.descriptor is not None  # else the line looks like waiting
+        self.tells = self.in_line.fd >= 0  # else the line looks like waiting
         self.before = self._read()
 
     def _read(self) -> tuple[int, int, int, int]:

@@ -49,31 +49,6 @@ MOST_IN_LINE = 4  # times what it computed, in line for a core: four others shar
 LONGEST_NS = 2_000_000_000  # that a sample may stand for: a laptop that slept is no slow line
 
 
-class Timer:
-    """A POSIX timer on a CPU clock that signals the calling thread; no fork inherits it."""
-
-    def __init__(self, clock: int):
-        """Make it; raises OSError where the system has none."""
-        self.library = ctypes.CDLL(None, use_errno=True)
-        if not hasattr(self.library, "timer_create"):  # glibc before 2.34
-            self.library = ctypes.CDLL("librt.so.1", use_errno=True)
-        self.timer = ctypes.c_void_p()
-        # struct sigevent: a value of two words, the signal, how, and the thread
-        event = (ctypes.c_int * 16)(0, 0, signal.SIGURG, TO_THREAD, threading.get_native_id())
-        create = self.library.timer_create
-        if create(ctypes.c_int(clock), ctypes.byref(event), ctypes.byref(self.timer)):
-            raise OSError(ctypes.get_errno(), "no POSIX timer")
-
-    def arm(self, after_s: float) -> None:
-        """Signal once, at the first tick after so long on the clock."""
-        after = (ctypes.c_long * 4)(0, 0, 0, int(after_s * 1e9))
-        self.library.timer_settime(self.timer, 0, ctypes.byref(after), None)
-
-    def delete(self) -> None:
-        """Stop it."""
-        self.library.timer_delete(self.timer)
-
-
 class Spent(NamedTuple):
     """What a thread's time went to, ns from any zero: computing, waiting for a core, asleep."""
 
@@ -86,18 +61,33 @@ class MainThread:
     """The calling thread: what its time went to, and a timer that signals it while it computes."""
 
     def __init__(self):
+        """Make the timer, which no fork inherits; raises OSError where the system has none."""
         self.ident = threading.get_ident()
         self.cpu_clock = time.pthread_getcpuclockid(self.ident)
-        self.timer = Timer((~threading.get_native_id() << 3) | OF_A_THREAD | USER_TIME)
+        native = threading.get_native_id()
+        user_clock = ctypes.c_int((~native << 3) | OF_A_THREAD | USER_TIME)
+        self.library = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(self.library, "timer_create"):  # glibc before 2.34
+            self.library = ctypes.CDLL("librt.so.1", use_errno=True)
+        self.timer = ctypes.c_void_p()
+        # struct sigevent: a value of two words, the signal, how, and the thread
+        event = (ctypes.c_int * 16)(0, 0, signal.SIGURG, TO_THREAD, native)
+        if self.library.timer_create(user_clock, ctypes.byref(event), ctypes.byref(self.timer)):
+            raise OSError(ctypes.get_errno(), "no POSIX timer")
         self.line = TimeInLine()
         self.state = ThreadState()
         self.sampled = _thread.allocate_lock()  # held while it is: what waits for it wakes at once
         self.sampled.acquire()
         self.placed = self.spent()  # when its time was last placed
 
+    def signal_after(self, user_s: float) -> None:
+        """Signal it once, at the first tick after it has computed for so long."""
+        after = (ctypes.c_long * 4)(0, 0, 0, int(user_s * 1e9))
+        self.library.timer_settime(self.timer, 0, ctypes.byref(after), None)
+
     def release(self) -> None:
         """End its sampling."""
-        self.timer.delete()
+        self.library.timer_delete(self.timer)
         self.sampled.release()
         self.line.close()
         self.state.close()
@@ -164,7 +154,7 @@ class Sampler:
             signal.signal(signal.SIGURG, self._in_user_mode)
             signal.siginterrupt(signal.SIGURG, False)
             thread = self.thread = MainThread()
-            thread.timer.arm(self._period_s())
+            thread.signal_after(self._period_s())
             # not of `threading`: the user's list of threads stays as it is
             _thread.start_new_thread(self._look_from_beside, (thread,))
         except (OSError, RuntimeError) as error:
@@ -224,7 +214,7 @@ class Sampler:
             finally:
                 self.lock.release()
         if self.thread is thread and self.taken < self.most:
-            thread.timer.arm(self._period_s())  # only now: samples do not nest
+            thread.signal_after(self._period_s())  # only now: samples do not nest
 
     def _look_from_beside(self, thread: MainThread) -> None:
         """Note where the main thread sleeps; write what has gathered."""

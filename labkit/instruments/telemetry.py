@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,57 +69,54 @@ def children_of(process: psutil.Process) -> list[psutil.Process]:
     return answer_to(lambda: process.children(recursive=True)) or []
 
 
-class CpuMeter:
-    """CPU use of the whole machine, and of the run's own processes, with their memory."""
+def cpu_samples(bench: psutil.Process) -> Iterator[dict[str, float]]:
+    """Yield samples: shares of all cores, and the memory of the run while it goes on.
 
-    def __init__(self, bench: psutil.Process):
-        self.bench = bench
-        self.family = [bench]  # and all that it started
-        self.family_due = 0.0
-        self.main = Path(f"/proc/{bench.pid}/task/{bench.pid}")  # the thread that launches kernels
-        self.cores = quotas.cpu_cores().of
-        psutil.cpu_percent()
-        self.looked_at = time.monotonic()
-        self.spent_s = self._sum(_spent_s)
-        self.waited: dict[Path, int] = {}  # ns that each of their threads stood in line for a core
-
-    def read(self) -> dict[str, float]:
-        """Return one sample: shares of all cores, and the memory of the run while it goes on.
-
-        `line_cpu` is the share of the cores' time for which threads stood in line for one,
-        `launch_line` the share of the time for which the one that launches kernels did: they need
-        the kernel's scheduler statistics (Linux).
-        """
-        found = {"cpu": psutil.cpu_percent() / 100, "cpus": self.cores}
-        if _has_ended(self.bench):
-            return found
+    `line_cpu` is the share of the cores' time for which threads of the run stood in line for one,
+    `launch_line` the share of the time for which the one that launches kernels did: they need the
+    kernel's scheduler statistics (Linux).
+    """
+    main = Path(f"/proc/{bench.pid}/task/{bench.pid}")  # the thread that launches kernels
+    cores = quotas.cpu_cores().of
+    family = [bench]  # and all that it started
+    family_due = 0.0
+    waited: dict[Path, int] = {}  # ns that each of their threads stood in line for a core
+    psutil.cpu_percent()
+    looked_at = time.monotonic()
+    spent_s = sum(map(_spent_s, family))
+    while True:
+        found = {"cpu": psutil.cpu_percent() / 100, "cpus": cores}
+        if _has_ended(bench):
+            yield found
+            continue
         now = time.monotonic()
-        if now > self.family_due:  # psutil looks at every process: milliseconds
-            self.family_due = now + FAMILY_S
-            self.family = [*children_of(self.bench), self.bench]
-        elapsed_s = max(now - self.looked_at, 1e-9)
-        spent_s = self._sum(_spent_s)
-        own = max(0.0, spent_s - self.spent_s) / elapsed_s / self.cores
-        rss = self._sum(lambda each: each.memory_info().rss)
-        found |= {"rss_gib": round(rss / 2**30, 4), "own_cpu": round(own, 3)}
-        waited = {task: ns for each in self.family for task, _, ns in thread_times(each.pid)}
-        if waited and self.waited:
-            more = {task: ns - self.waited.get(task, ns) for task, ns in waited.items()}
-            found["line_cpu"] = round(sum(more.values()) / 1e9 / elapsed_s / self.cores, 3)
-            found["launch_line"] = round(more.get(self.main, 0) / 1e9 / elapsed_s, 3)
-        self.looked_at = now
-        self.spent_s = spent_s
-        self.waited = waited
-        return found
-
-    def _sum(self, of: Callable[[psutil.Process], float]) -> float:
-        """Return the sum of a number of each of the run's processes that live."""
-        return sum(answer_to(lambda each=each: of(each)) or 0.0 for each in self.family)
+        if now > family_due:  # psutil looks at every process: milliseconds
+            family_due = now + FAMILY_S
+            family = [*children_of(bench), bench]
+        elapsed_s = max(now - looked_at, 1e-9)
+        before_s, spent_s = spent_s, sum(map(_spent_s, family))
+        found["own_cpu"] = round(max(0.0, spent_s - before_s) / elapsed_s / cores, 3)
+        found["rss_gib"] = round(sum(map(_rss, family)) / 2**30, 4)
+        before, waited = (
+            waited,
+            {task: ns for each in family for task, _, ns in thread_times(each.pid)},
+        )
+        if before and waited:
+            more_s = {task: (ns - before.get(task, ns)) / 1e9 for task, ns in waited.items()}
+            found["line_cpu"] = round(sum(more_s.values()) / elapsed_s / cores, 3)
+            found["launch_line"] = round(more_s.get(main, 0) / elapsed_s, 3)
+        looked_at = now
+        yield found
 
 
 def _spent_s(process: psutil.Process) -> float:
     """Return the CPU time of a process and of those that it started and that have ended, s."""
-    return sum(process.cpu_times()[:4])
+    return answer_to(lambda: sum(process.cpu_times()[:4])) or 0.0
+
+
+def _rss(process: psutil.Process) -> int:
+    """Return the bytes that a process has in memory."""
+    return answer_to(lambda: process.memory_info().rss) or 0
 
 
 def others(own: list[psutil.Process]) -> list[dict[str, Any]]:
@@ -165,7 +162,7 @@ def main(parent: int, while_there: Path | None = None) -> None:
     bench = psutil.Process(lifetime.wait_for("hello")["pid"])
     machine = lifetime.wait_for("machine")
     lifetime.processes.append(bench)
-    cpu = CpuMeter(bench)
+    cpu = cpu_samples(bench)
     card = _card_of(machine.get("uuid"), bench.pid, log)
     spare = machine["kind"] == "cpu" and spare_card(machine["versions"].get("cuda"))
     if spare:
@@ -173,7 +170,7 @@ def main(parent: int, while_there: Path | None = None) -> None:
     others(lifetime.processes)
     begun = due = time.monotonic()
     for count in itertools.count():
-        log.write("telemetry", **cpu.read(), **(card.read() if card else {}))
+        log.write("telemetry", **next(cpu), **(card.read() if card else {}))
         if count % NAMED_EVERY == NAMED_FIRST:
             log.write("beside", processes=others(lifetime.processes))
             if card and (found := card.named_others()):

@@ -9,7 +9,6 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.instruments.card_formats import VOLTA, version_of
 from labkit.process import launcher
 from labkit.results.result import Result, Table
 from labkit.stamps.event_shapes import fields_in
@@ -68,12 +67,6 @@ class Machine(Result):
         if self.cores_limit is None:
             return str(self.cpu_cores)
         return f"{self.cpu_cores} of {self.host_cores} ({self.cores_limit})"
-
-    @property
-    def compiles(self) -> bool:
-        """Whether torch.compile acts here: Triton needs Volta or later, Apple's is a prototype."""
-        is_old = (version_of(self.compute_capability) or VOLTA) < VOLTA
-        return not (self.compile_lacks or is_old or self.device.startswith("mps"))
 
     def why_not(self, device: str, ranks: int) -> str | None:
         """Return why a run on `device` cannot be, or ranks with a card each; None where it can."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Outcome = Literal["running", "finished", "stopped", "failed"]
 ENDINGS = ("done", "error", "end")  # events after which nothing follows
 PACKED = ("items", "lines")  # seldom read, and kept as JSON: a tenth of what they take as objects
-ALL = ("epoch", "pass", "saved", "paused", "telemetry", "beside", "on_the_card", "row", *PACKED)
+ALL = ("epoch", "pass", "saved", "telemetry", "beside", "on_the_card", "row", *PACKED)
 
 
 class Events:
@@ -42,8 +42,6 @@ class Events:
         if name == "epoch":  # a watched loop that seemed to have ended goes on
             for ending in ENDINGS:
                 self.last.pop(ending, None)
-        if name == "paused":
-            self.steps.leave_out(event["began"], event["ended"])
 
     def as_of_now(self) -> Events:
         """Return what has been read by now: what is read later does not show in it."""

@@ -122,18 +122,15 @@ class LiveResult(Generic[Data]):
                 self.stop()
                 pressed.clear()
                 raise KeyboardInterrupt
-            return self.settle()
+            if self._process is not None:
+                self._process.join()
+            return self
 
     def stop(self) -> Self:
         """End the run now (0.1 s; 1.2 s where the bench does not answer) and keep what it did."""
         if self._process is not None:
             self._process.stop()
-        return self.settle()
-
-    def settle(self) -> Self:
-        """Wait for the last event: the supervisor writes it once every process is gone."""
-        if self._process is not None:
-            self._process.join()
+            self._process.join()  # the supervisor writes the last event once every process is gone
         return self
 
     def save(
@@ -163,10 +160,6 @@ class LiveResult(Generic[Data]):
     def extra_lines(self) -> Iterable[str]:
         """Return the lines of JSON that a saved record has beyond the log."""
         return ()
-
-    def to_dict(self) -> dict[str, object]:
-        """Return what was measured under its attributes' names, as JSON types."""
-        return self.data.to_dict()
 
     def __repr__(self) -> str:
         return repr(self.data)

@@ -22,7 +22,7 @@ from labkit.text import with_texts
 NAMED = r"""[^"'<>|*?\s/\\](?:[^"'<>|*?\n/\\]*[^"'<>|*?\s/\\])?"""
 FOLDER = re.compile(rf"(?<![\w.)/\\])(?:[A-Za-z]:)?[/\\](?:{NAMED}[/\\])+")
 NAMES_OTHERS = ("beside", "on_the_card")  # events about other programs of the machine
-LONGEST_KEPT = 2  # characters of a name, which may be an ordinary word
+LONGEST_KEPT = 2  # characters of a user's name, which may be an ordinary word
 SCRIPTS = (".py", ".sh", ".ipynb", ".exe")
 RUNS_MODULES = re.compile(r"(python|pypy|torchrun|accelerate|deepspeed)[\w.]*")
 
@@ -77,6 +77,6 @@ def _names_here() -> dict[str, str]:
     host = platform.node()
     names = dict.fromkeys({host, host.partition(".")[0]} - {"", "localhost"}, "<name>")
     with contextlib.suppress(OSError, KeyError):  # an id without a name
-        names[getpass.getuser()] = "user"
-    longest_first = sorted(names, key=len, reverse=True)
-    return {name: names[name] for name in longest_first if len(name) > LONGEST_KEPT}
+        if len(user := getpass.getuser()) > LONGEST_KEPT:
+            names[user] = "user"
+    return {name: names[name] for name in sorted(names, key=len, reverse=True)}

@@ -155,9 +155,6 @@ class RunLog(LogData):
     # The checkpoints that a watched script wrote: `began`, `ended` (ns)
     saves: list[Event] = series("saved")
 
-    # When a watched script was stopped by a signal: `began`, `ended` (ns). No step has it
-    pauses: list[Event] = series("paused")
-
     # Why no stack was sampled; None where some were, or may still be
     no_lines: str | None = fact("no_lines", "why")
 
@@ -169,9 +166,6 @@ class RunLog(LogData):
 
     # What a few profiled steps were made of
     xray_facts: Event | None = fact("xray")
-
-    # Why there is no x-ray; None where there is one, or may still be
-    no_xray: str | None = fact("no_xray", "why")
 
     def _programs(self, event: str) -> list[str]:
         """Return the other programs that such events name, as "python (pid 123)"; busiest first."""
@@ -194,7 +188,7 @@ class RunLog(LogData):
 
     @cached_property
     def _step_clock(self) -> StepClock:
-        return StepClock(self._steps, [*self.first_steps, *self._steps.after_pauses])
+        return StepClock(self._steps, self.first_steps)
 
     @cached_property
     def stamps(self) -> np.ndarray:

@@ -53,14 +53,15 @@ def fits(values: object, shape: str) -> bool:
 
     What the table has by position is a list, everything else an object.
     """
-    rules = _rules().get(shape) or _rules()["event"]
+    rules, required = _shapes().get(shape) or _shapes()["event"]
     if isinstance(values, list):
         values = {str(place): value for place, value in enumerate(values)}
     elif not isinstance(values, dict) or "0" in rules:
         return False
-    are_there = all(rule.optional for key, rule in rules.items() if key not in values)
     others = rules.get("*")
-    return are_there and all(_keeps(rules.get(key, others), each) for key, each in values.items())
+    return required <= values.keys() and all(
+        _keeps(rules.get(key, others), value) for key, value in values.items()
+    )
 
 
 def fields_in(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,23 +76,28 @@ def _keeps(rule: Rule | None, value: Any) -> bool:
     kind, _, least, most, of = rule
     if kind not in TYPES:
         return fits(value, kind)
-    is_kind = isinstance(value, TYPES[kind])
-    if not is_kind or (isinstance(value, bool) and kind not in ("flag", "any")):
+    if not isinstance(value, TYPES[kind]):
         return False
-    is_long = isinstance(value, (str, list, dict))
-    if not least <= (len(value) if is_long else value) <= most:  # nor is NaN
+    if isinstance(value, bool):
+        return kind in ("flag", "any")
+    size = len(value) if isinstance(value, (str, list, dict)) else value
+    if not least <= size <= most:  # nor is NaN
         return False
     held: Any = value.values() if isinstance(value, dict) else value
     return of is None or all(_keeps(of, each) for each in held)
 
 
 @functools.cache
-def _rules() -> dict[str, dict[str, Rule]]:
-    """Return the rule of each key of each event, and of each part of one."""
+def _shapes() -> dict[str, tuple[dict[str, Rule], set[str]]]:
+    """Return the rule of each key of each event and each part of one, and the keys it must have."""
     rules: dict[str, dict[str, Rule]] = defaultdict(dict)
     for row in csv.DictReader(TABLE.read_text(encoding="utf-8").splitlines()):
         rules[row["event"]][row["key"]] = _rule(row["what"], row["least"], row["most"])
-    return {shape: own if "0" in own else rules["event"] | own for shape, own in rules.items()}
+    shapes = {shape: own if "0" in own else rules["event"] | own for shape, own in rules.items()}
+    return {
+        shape: (own, {key for key, rule in own.items() if not rule.optional})
+        for shape, own in shapes.items()
+    }
 
 
 def _rule(what: str, least: str = "", most: str = "") -> Rule:

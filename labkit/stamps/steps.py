@@ -42,7 +42,6 @@ class Steps:
     def __init__(self) -> None:
         self._columns = {name: array("q") for name in ("n", *HOST)}
         self._losses = array("d")
-        self.after_pauses: list[int] = []  # steps before which time was left out
         self._length: int | None = None  # of a moment that is past
 
     def __len__(self) -> int:
@@ -53,7 +52,6 @@ class Steps:
         now = copy.copy(self)
         now._length = len(self)
         now._columns = dict(self._columns)
-        now.after_pauses = list(self.after_pauses)
         return now
 
     def append(self, event: Event) -> None:
@@ -67,20 +65,6 @@ class Steps:
             column.append(row.get(name, MISSING))
         loss = event.get("loss")
         self._losses.append(math.nan if loss is None else loss)
-
-    def leave_out(self, began_ns: int, ended_ns: int) -> None:
-        """Have no step contain this time: the one that went on then begins later by as much."""
-        number = int(np.searchsorted(self.moments("done"), began_ns))
-        if number == len(self) or self._columns["asked"][number] > began_ns:
-            return
-        self._columns = {name: column[:] for name, column in self._columns.items()}  # see as_of_now
-        for column in (self._columns[name] for name in self._columns.keys() - {*COUNTS}):
-            at_ns = column[number]
-            if MISSING < at_ns <= began_ns:
-                column[number] = at_ns + ended_ns - began_ns
-            elif began_ns < at_ns:  # of a GPU that went on
-                column[number] = max(at_ns, ended_ns)
-        self.after_pauses.append(number)
 
     def moments(self, name: str, rows: slice = ALL) -> np.ndarray:
         """Return a column (rows,) int64; of a device's moment that is missing, the host's."""

@@ -40,24 +40,6 @@ class Mark(NamedTuple):
     issued_ns: int
 
 
-class EventPool:
-    """Timing events of one device; once read they go back to `idle`: making one costs more."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self.idle: list[torch.Event] = []
-        self.alone = torch.accelerator.device_count() == 1
-
-    def record(self) -> torch.Event:
-        """Record an event on the device's current stream; return it."""
-        event = self.idle.pop() if self.idle else torch.Event(self.device, enable_timing=True)
-        if self.alone:  # to ask for the stream takes 1 µs
-            event.record()
-        else:
-            event.record(torch.accelerator.current_stream(self.device))
-        return event
-
-
 class DeviceClock:
     """Turns a step's events into moments on the host's clock, once the device is through with it.
 
@@ -68,17 +50,26 @@ class DeviceClock:
     """
 
     def __init__(self, device: torch.device, write: AddStep):
-        self.events = EventPool(device)
+        self.device = device
         self.write = write
+        self.idle: list[torch.Event] = []  # events to be recorded again: making one costs more
+        self.alone = torch.accelerator.device_count() == 1
         self.in_flight: deque[tuple[FinishedStep, Sequence[Mark]]] = deque()
         self.first: torch.Event | None = None  # of the step that was written last
         self.first_ns = 0.0  # when it passed, on the host's clock, by the last tie
         self.least_ns = -math.inf  # when it passed at the earliest, however the clocks have parted
 
+    def record(self) -> torch.Event:
+        """Record an event on the device's current stream; return it."""
+        event = self.idle.pop() if self.idle else torch.Event(self.device, enable_timing=True)
+        # to ask for the stream takes 1 µs
+        event.record(*() if self.alone else (torch.accelerator.current_stream(self.device),))
+        return event
+
     def mark(self) -> Mark:
         """Record an event on the current stream."""
         before = now_ns()
-        return Mark(self.events.record(), before)
+        return Mark(self.record(), before)
 
     def add(self, step: FinishedStep, marks: Sequence[Mark]) -> None:
         """Keep a step, which has been issued, until the device is through with it.
@@ -98,25 +89,22 @@ class DeviceClock:
             device = (start, *(inner or (start, start)), end)  # a copy within the body is its own
             # the device is through: a loss that it had to compute is there too
             self.write(step._replace(device=device, loss=float(step.loss)))
-            self.events.idle += [mark.event for mark in marks[1:]]
+            self.idle += [mark.event for mark in marks[1:]]
 
     def _move_to(self, first: torch.Event) -> None:
         """Make a step's first event the one that others are timed from."""
         if self.first is not None:
             # From the step before: over an hour the 32 bits of an elapsed time lose 0.25 ms
-            moved_ns = self.first.elapsed_time(first) * 1e6
+            moved_ns = self._after_ns(first)
             self.first_ns += moved_ns
             self.least_ns += moved_ns * (1 - DRIFT)
-            self.events.idle.append(self.first)
+            self.idle.append(self.first)
         self.first = first
 
     def _tie(self, marks: Sequence[Mark], seen_ns: int) -> None:
         """Tie the clocks by a step's marks, the last of which was seen to have passed."""
-        after_ns = [self._after_ns(mark.event) for mark in marks]
-        earliest_ns = max(
-            mark.issued_ns - after for mark, after in zip(marks, after_ns, strict=True)
-        )
-        latest_ns = seen_ns - after_ns[-1]
+        earliest_ns = max(mark.issued_ns - self._after_ns(mark.event) for mark in marks)
+        latest_ns = seen_ns - self._after_ns(marks[-1].event)
         if earliest_ns > self.least_ns:
             self.first_ns = self.least_ns = earliest_ns
         self.first_ns = min(self.first_ns, latest_ns)
@@ -132,7 +120,7 @@ class DeviceClock:
 
     def taken(self, event: torch.Event) -> int:
         """Return `host_ns` of an event that nobody reads again."""
-        self.events.idle.append(event)
+        self.idle.append(event)
         return self.host_ns(event)
 
     def finish(self) -> None:
@@ -158,8 +146,6 @@ class Step(NamedTuple):
 class HostTimeline:
     """Steps of a device that runs while the host waits: the CPU."""
 
-    cpu_ns = 0
-    until_read = 0  # steps in which the thread's CPU clock is not read
     # A copy to the CPU is over when it is issued. Just the clock: a method costs cold caches 4 µs
     copying = staticmethod(now_ns)
     copied = staticmethod(now_ns)
@@ -168,6 +154,8 @@ class HostTimeline:
         """Hand each step to `add`; a compute of `long_ns` has its CPU time read every time."""
         self.add = add
         self.long_ns = long_ns
+        self.cpu_ns = 0
+        self.skipped = 0  # steps to come in which the thread's CPU clock is not read
         self.computing: Callable[[], object] = self.read_cpu
 
     def read_cpu(self) -> None:
@@ -178,15 +166,12 @@ class HostTimeline:
         """Record a step, over now; return its end, in ns."""
         done = now_ns()
         spent = 0  # not read
-        if self.until_read:
-            self.until_read -= 1
-            if not self.until_read:
-                self.computing = self.read_cpu
+        if self.skipped:
+            self.skipped -= 1
         else:
             spent = time.thread_time_ns() - self.cpu_ns
-            if spent < self.long_ns:
-                self.until_read = SHORT_STEPS - 1
-                self.computing = now_ns
+            self.skipped = SHORT_STEPS - 1 if spent < self.long_ns else 0
+        self.computing = now_ns if self.skipped else self.read_cpu
         stamps = (step.asked, step.ready, step.copied, done)
         loss = step.loss.item()
         self.add(FinishedStep(step.number, stamps, step.samples, loss, cpu_ns=spent))
@@ -203,7 +188,7 @@ class WaitingTimeline(HostTimeline):
         super().__init__(add)
         self.device = device
         self.computing = now_ns  # the thread's CPU time is not that of the compute
-        self.until_read = 2**62
+        self.skipped = 2**62
 
     def copied(self) -> int:
         """Wait for the copy; return the host's time."""
@@ -266,9 +251,10 @@ def make_timeline(
     log: EventLog, folder: Path, device: torch.device
 ) -> HostTimeline | DeviceTimeline:
     """Return the timeline that fits `device`, writing to the run in `folder`."""
+    add = StepRing(folder).add
     if device.type == "cpu":
-        return HostTimeline(StepRing(folder).add)
+        return HostTimeline(add)
     if device.type == "cuda":
-        return DeviceTimeline(StepRing(folder).add, device)
+        return DeviceTimeline(add, device)
     log.write("clock", why=NO_EVENTS)
-    return WaitingTimeline(StepRing(folder).add, device)
+    return WaitingTimeline(add, device)

@@ -26,24 +26,15 @@ from labkit.process.leftovers import delete_run
 from labkit.results import saving
 from labkit.results.privacy import shown_command
 from labkit.results.run_data import RunData
-from labkit.stamps.events import FILE_NAME, EventLog, events_named, now_ns
+from labkit.stamps.events import FILE_NAME, events_named, now_ns
 from labkit.tuning.script_bench import runnable
-from labkit.watching.foreground import Foreground
+from labkit.watching.foreground import run_in_foreground
 from labkit.watching.run_folders import folders_in, hooked
 
 if TYPE_CHECKING:
     from labkit.tuning.search_result import Tuning
 
 Values = dict[str, object]  # as JSON types
-# What `labkit watch --json` says where nothing was recorded
-NOTHING: Values = {
-    "seen": None,
-    "bottleneck": None,
-    "confidence": "none",
-    "findings": [],
-    "headroom": None,
-    "advice": "",
-}
 MOST_LINES = 20  # of code that are listed
 SURE = ((0.9, "high"), (0.6, "medium"), (0.01, "low"))
 WRAP = "Wrap what the loop goes over: `for batch in lk.watch(loader):`."
@@ -53,6 +44,7 @@ NOT_LOADED = (
     f"{WRAP}"
 )
 NOT_TRAINED = "headroom: not measured, as no optimizer made a step within a DataLoader's loop."
+TO_TRY = "to try settings on it: labkit tune -- <the same command>"  # which may hold a secret
 TUNES = (
     "runs `{}` again and again, with one change each, and interrupts it (as by "
     "Ctrl-C) after some seconds of training: {:.0f} s at most after the first run. What it writes "
@@ -70,6 +62,20 @@ class Judged:
     values: Values
     text: str
     run: RunData | None = None  # that the verdict is of; None where no step was seen
+
+
+def without_verdict(evidence: str, text: str | None = None, **known: object) -> Judged:
+    """Return what is said where no step was seen; it is printed as `text`, where that is given."""
+    values: Values = {
+        "seen": None,
+        "bottleneck": None,
+        "confidence": "none",
+        "findings": [],
+        "headroom": None,
+        "advice": "",
+        "evidence": evidence,
+    }
+    return Judged(values | known, evidence if text is None else text)
 
 
 def watch_script(
@@ -96,120 +102,90 @@ def watch_script(
         folder = folders.new_run()
     except Exception as error:
         _say(text := f"not recording: {error}")
-        code = Foreground().run(command, dict(os.environ), stdout)
-        found = Judged(NOTHING | {"evidence": text}, "")  # that is said already
+        code = run_in_foreground(command, dict(os.environ), stdout)
+        found = without_verdict(text, "")  # that is said already
     else:
-        code, found = _recorded(folder, command, stdout, headroom)
+        more = {"LABKIT_HEADROOM": "1"} if headroom else {}
+        with ScriptTelemetry(folder) as telemetry, HangWatch(telemetry.look, _say) as hangs:
+            env = hooked(LABKIT_WATCHING=str(folder), **more)
+            code = run_in_foreground(command, env, stdout)
+        try:
+            found = _judged(folder, start_ns, hangs.last, headroom)
+            found = found or _of_nothing(folder, code, hangs.last)
+        except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
+            text = (
+                f"the verdict failed ({type(error).__name__}: {error}); the script ran to its end."
+            )
+            found = without_verdict(text, bottleneck="unsure")
     of_script: Values = {
         "command": shown_command(command),
         "exit_code": code,
         "seconds": round((now_ns() - start_ns) / 1e9, 3),
     }
-    text = found.text
-    if found.values["bottleneck"] == "input":
-        text += "\nto try settings on it: labkit tune -- <the same command>"  # it may hold a secret
-    return replace(found, values=of_script | found.values, text=text), code
+    return replace(found, values=of_script | found.values), code
 
 
-def _recorded(
-    folder: Path, command: list[str], stdout: int | None, headroom: bool
-) -> tuple[int, Judged]:
-    """Run a command whose loops are recorded into `folder`; return its exit code and verdict."""
-    env = hooked(LABKIT_WATCHING=str(folder))
-    env |= {"LABKIT_HEADROOM": "1"} if headroom else {}
-    telemetry = ScriptTelemetry(folder)
-    hangs = HangWatch(telemetry.look, _say)
-    foreground = Foreground()
-    start_ns = now_ns()
-    try:
-        with hangs:
-            code = foreground.run(command, env, stdout)
-    finally:
-        telemetry.end()
-    try:
-        for each in folders_in(folder) if foreground.stops_ns else ():
-            log = EventLog(each)
-            for began, ended in foreground.stops_ns:  # that is no time of its loops
-                log.write("paused", began=began, ended=ended)
-        return code, _judged(folder, start_ns, code, hangs.last, headroom)
-    except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
-        text = f"the verdict failed ({type(error).__name__}: {error}); the script ran to its end."
-        return code, Judged(NOTHING | {"bottleneck": "unsure", "evidence": text}, text)
+def _judged(folder: Path, start_ns: int, hang: LiveHang | None, headroom: bool) -> Judged | None:
+    """Judge a script by what was recorded of it; None where no step was.
 
-
-def _judged(
-    folder: Path, start_ns: int, code: int, hang: LiveHang | None, headroom: bool
-) -> Judged:
-    """Judge a script by what was recorded of it; `hang` is what it hung in at last."""
+    `hang` is what it hung in at last, if it did; `headroom`: it was asked for.
+    """
     end_ns = now_ns()
     runs = runs_in(folder)
     if dropped := dropped_passes(runs):
-        told = {"bottleneck": "input", "seen": "inside", "evidence": dropped}
-        return Judged(NOTHING | told, f"Bottleneck input: {dropped}")
+        text = f"Bottleneck input: {dropped}"
+        return without_verdict(dropped, text, bottleneck="input", seen="inside")
     found = judge_runs(runs, start_ns, end_ns)
-    if found is None:
-        return _of_nothing(folder, code, hang)
-    values = values_inside(found, headroom)
-    if hang is not None:
-        values["hang"] = hang.to_dict()
-    return Judged(values, _text_inside(found, hang, headroom), found.run)
+    return None if found is None else _of_run(found, hang, headroom)
 
 
-def values_inside(found: ScriptVerdict, headroom: bool) -> Values:
-    """Return what `--json` says of a script whose steps were seen; `headroom`: it was asked for."""
+def _of_run(found: ScriptVerdict, hang: LiveHang | None, headroom: bool) -> Judged:
+    """Return what is said of a script whose steps were seen, and which may have hung."""
     run = found.run
     verdict = found.ranks.verdict
+    shares = shares_of(run)
+    lines = lines_of(run)
     values = verdict.to_dict() | {
         "evidence": verdict.evidence,
         "advice": verdict.advice,
         "seen": "inside",
         "confidence": next((word for least, word in SURE if verdict.confidence >= least), "none"),
         "record": str(run.path),
-        "lines": [line.to_dict() for line in lines_of(run).lines[:MOST_LINES]],
+        "lines": [line.to_dict() for line in lines.lines[:MOST_LINES]],
         "ranks": {str(rank): own.bottleneck for rank, own in found.ranks.own.items()},
         "run": {name: value for name, value in run.to_dict().items() if name != "loss"},
         "workers": run.workers.to_dict(),
     }
-    shares = shares_of(run)
+    texts = [run.numbers, str(verdict)]
     if shares is not None:
         values["wall_shares"] = asdict(shares)
-    if headroom:
-        values["headroom"] = found.headroom
-    return values
-
-
-def _text_inside(found: ScriptVerdict, hang: LiveHang | None, headroom: bool) -> str:
-    """Return what is printed of a script whose steps were seen; `hang`, if it ended in one."""
-    run = found.run
-    texts = [run.numbers, str(found.ranks.verdict)]
-    shares = shares_of(run)
-    if shares is not None:
         texts.append(f"whole time: {shares}")
     if headroom:
+        values["headroom"] = found.headroom
         texts.append(found.headroom["text"] if found.headroom else NOT_TRAINED)
     if hang is not None:
+        values["hang"] = hang.to_dict()
         texts.append(f"a hang: {hang.text}")
-    lines = lines_of(run)
-    if len(lines):
-        texts.append(str(lines))
+    texts += [str(lines)] if len(lines) else []
     texts.append(f"record: {run.path} (lk.load, labkit diagnose)")
-    return "\n".join(texts)
+    texts += [TO_TRY] if verdict.bottleneck == "input" else []
+    return Judged(values, "\n".join(texts), run)
 
 
 def _of_nothing(folder: Path, code: int, hang: LiveHang | None) -> Judged:
     """Say why no step of a script was recorded; `hang` is what kept it from one, if it hung."""
     if hang is not None:
         told = f"before the first step was over, {hang.text}"
-        of_hang = {"evidence": told, "record": str(hang.folder), "hang": hang.to_dict()}
-        values = NOTHING | {"bottleneck": "unsure"} | of_hang
-        return Judged(values, f"{told}\nrecord: {hang.folder}")
+        known = {"record": str(hang.folder), "hang": hang.to_dict()}
+        text = f"{told}\nrecord: {hang.folder}"
+        return without_verdict(told, text, bottleneck="unsure", **known)
     told = _why_nothing(folder)
     delete_run(folder)
     if code:
         name = exit_name(128 - code if code > 128 else code)
         failed = f"the script failed ({name}) before a training step was seen."
         told = f"{failed} {told}" if told == NOT_LOADED else failed
-    return Judged(NOTHING | {"evidence": told}, told)
+    return without_verdict(told)
 
 
 def _why_nothing(folder: Path) -> str:
@@ -237,6 +213,9 @@ class ScriptTelemetry:
         self.folder = folder
         self.beside: dict[Path, Path | None] = {}  # of each run, the file that its telemetry needs
 
+    def __enter__(self) -> ScriptTelemetry:
+        return self
+
     def look(self) -> list[Path]:
         """Start what loops still lack that have known their device for a while; return all."""
         found = folders_in(self.folder)
@@ -246,8 +225,7 @@ class ScriptTelemetry:
                 self.beside[run] = telemetry_beside(run)
         return found
 
-    def end(self) -> None:
-        """End those that are left."""
+    def __exit__(self, *_error: object) -> None:
         for file in filter(None, self.beside.values()):
             file.unlink(missing_ok=True)
 

@@ -44,23 +44,18 @@ def device_of(trained: Iterable[torch.Tensor]) -> torch.device | None:
     optimizer has offloaded, rest there while the model computes on a card.
     """
     parameter = sys.modules["torch"].nn.Parameter
-    weights = list(trained)
-    for each in weights:
-        if each.device.type not in ("cpu", "meta"):
-            return each.device
-    is_plain = weights and type(weights[0]) is parameter and weights[0].device.type == "cpu"
-    return weights[0].device if is_plain else None
+    weights = [each for each in trained if each.device.type != "meta"]
+    told = [each for each in weights if each.device.type != "cpu" or type(each) is parameter]
+    return max(
+        (each.device for each in told), key=lambda device: device.type != "cpu", default=None
+    )
 
 
 def device_in_use(torch: ModuleType) -> torch.device:
     """Return the device this process holds tensors on; starts no CUDA of its own."""
-    if torch.cuda.is_initialized():
-        card = max(range(torch.cuda.device_count()), key=torch.cuda.memory_allocated)
-        if torch.cuda.memory_allocated(card):
-            return torch.device("cuda", card)
-    other = torch.accelerator.current_accelerator()
-    if other is None or other.type == "cuda":
-        return torch.device("cpu")
-    module = torch.get_device_module(other)
-    held_bytes = module.current_allocated_memory if other.type == "mps" else module.memory_allocated
-    return other if module.is_available() and held_bytes() else torch.device("cpu")
+    cards = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+    card = max(cards, key=torch.cuda.memory_allocated, default=0)
+    if cards and torch.cuda.memory_allocated(card):
+        return torch.device("cuda", card)
+    on_mps = torch.backends.mps.is_available() and torch.mps.current_allocated_memory()
+    return torch.device("mps" if on_mps else "cpu")

@@ -203,7 +203,7 @@ class Headroom(StandIn):
 
     def __iter__(self) -> Iterator[object]:
         iterator = iter(self.loader)
-        recorded = iterator.current if isinstance(iterator, WatchedIterator) else None
+        recorded = iterator if isinstance(iterator, WatchedIterator) else None
         turns = AlternatingPass(self.blocks, length_of(self.loader), recorded, lambda: True)
         try:
             while True:

@@ -19,10 +19,9 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 from labkit.instruments import loader_hook, stack
 from labkit.instruments.before_calls import Before, Call, held
@@ -40,152 +39,22 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 SHOWN = os.path.join(stack.HOME, "view", "")  # the modules with `lk.watch`
+HEADROOM = bool(os.environ.get("LABKIT_HEADROOM"))  # now: a script may clear its environment
 MOST_LOADERS = 8  # loaders of a process that are recorded: training, validation, test, ...
 PATIENCE = 3  # steps of the optimizer without a loader, after which they are what is recorded
-
-
-@dataclass
-class WatchedLoop:
-    """A loop that is recorded: known by its place in the script, if any, and by its dataset."""
-
-    recorder: Recorder
-    place: tuple[str, int] | None = None
-    dataset: int | None = None  # its id; None once it is gone, as another may get that
-    blocks: Alternation | None = None  # where its headroom is measured
-    has_trained: bool = False  # only then may it be given a batch again: a validation may not
-
-    def feed_from(self, loader: object) -> None:
-        """Note whose items it has now."""
-        dataset = held(loader).get("dataset", loader)
-        if self.dataset != id(dataset):
-            self.dataset = id(dataset)
-            with contextlib.suppress(TypeError):  # a list
-                weakref.finalize(dataset, setattr, self, "dataset", None)
-
-
-class WatchedScript:
-    """The loops of this process that are recorded."""
-
-    def __init__(self):
-        self.has_headroom = bool(os.environ.get("LABKIT_HEADROOM"))
-        self.pid = os.getpid()
-        self.loops: list[WatchedLoop] = []
-        self.said = False  # that a loop, or a part of it, is not recorded
-        self.plain_next: Any = None  # of torch's iterators, which is hooked
-        self.asked: Recorder | None = None  # whose pass was asked for a batch last
-
-    @property
-    def is_here(self) -> bool:
-        """Whether this is its process: no worker, nor another one that was forked."""
-        return self.pid == os.getpid()
-
-    def loop_of(self, loader: DataLoader) -> WatchedLoop | None:
-        """Return what records a loop; None in processes and of loops that are not recorded.
-
-        A loop that makes its loader anew for every epoch, or its dataset as well, continues its
-        run; a function that trains on one dataset and validates on another has two. Where all code
-        is a framework's, the dataset tells.
-        """
-        if not self.is_here:
-            return None
-        frames = list(traceback.walk_stack(sys._getframe(2)))
-        if any(frame.f_code.co_filename.startswith(SHOWN) for frame, _ in frames):
-            return None  # within `lk.watch`, which records it
-        places = ((frame.f_code.co_filename, line) for frame, line in frames)
-        place = next((place for place in places if stack.is_users(place[0])), None)
-        here = [loop for loop in self.loops if loop.place == place]
-        same = [loop for loop in here if loop.dataset == id(held(loader).get("dataset"))]
-        if place:
-            over = (loop for loop in here if not loop.recorder.going)
-            same += [loop for loop in over if loop.dataset is None]
-        if not same:
-            return self.begin(loader, place)
-        same[0].feed_from(loader)
-        return same[0]
-
-    def begin(self, loader: object, place: tuple[str, int] | None) -> WatchedLoop | None:
-        """Begin a run, in a folder whose name begins with the rank; None if that fails."""
-        if len(self.loops) >= MOST_LOADERS or self.said:
-            return None
-        if place is None and not self.loops and is_recorded(self.pid):
-            return None  # by `lk.watch`
-        try:
-            folder = new_folder(self.pid)
-            if folder is None:
-                return None
-            loop = WatchedLoop(Recorder(folder, loader, place=place), place)
-            self.loops.append(loop)
-            loop.feed_from(loader)
-            if self.has_headroom:
-                loop.blocks = Alternation(loader)
-            hook_saving(self.loops[0].recorder.log)
-            return loop
-        except Exception as error:
-            if signal_of(error) is not None:
-                raise
-            self._say_once(error)
-        return None
-
-    def _say_once(self, error: Exception) -> None:
-        """Say that a loop, or a part of it, is not recorded: a full disk may say so of each."""
-        if not self.said:
-            say(f"not recording: {type(error).__name__}: {error}")
-        self.said = True
-
-    def note_training(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that the innermost loop trains: the last to begin, with all its loaders."""
-        going = [loop for loop in self.loops if loop.recorder.going]
-        if going:
-            innermost = max(going, key=lambda each: each.recorder.began_ns)
-            innermost.has_trained = True
-            for loop in going:
-                if loop is innermost or (loop.place and loop.place == innermost.place):
-                    loop.recorder.trained_by(optimizer)
-
-    def close(self) -> None:
-        """End the runs, with the error that ended the script, where one did."""
-        if not self.is_here:
-            return
-        error = getattr(sys, "last_value", None)
-        frames = traceback.walk_tb(error and error.__traceback__)
-        if self.asked and any(each.f_code is self.plain_next.__code__ for each, _ in frames):
-            self.asked.how = ""  # its pass was not exhausted: the error came out of the loader
-        for loop in self.loops:
-            with contextlib.suppress(Exception):
-                if loop.blocks is not None and loop.has_trained:
-                    loop.blocks.write(loop.recorder.log)
-                loop.recorder.close(error)
-            if loop.recorder.log.error is not None:
-                self._say_once(loop.recorder.log.error)
-
-
-SCRIPT = WatchedScript()
-
-
-def install(module: ModuleType) -> None:
-    """Hook a module of DataLoaders, or torch's of optimizers, when it has just been loaded."""
-    iterators = getattr(module, "_BaseDataLoaderIter", None)
-    if iterators is None:
-        steps = OptimizerSteps(SCRIPT)
-        # torch.compile may trace what is hooked: not this
-        untraced = sys.modules["torch"]._disable_dynamo(lambda *given: steps(*given))
-        module.register_optimizer_step_post_hook(untraced)
-    else:
-        HookedPasses(SCRIPT, iterators)
-    atexit.unregister(SCRIPT.close)
-    atexit.register(SCRIPT.close)
 
 
 class HookedPass(Pass):
     """A pass whose iterator is torch's: what asks it for a batch is made for each call anew."""
 
-    def __init__(self, loop: WatchedLoop, loader: DataLoader):
-        super().__init__(loop.recorder)
-        self.loader = ref(loader)
+    def __init__(self, recorder: Recorder, loader: DataLoader, blocks: Alternation | None):
+        """`blocks` are those of its headroom, where that is measured."""
+        super().__init__(recorder)
+        self.loader = weakref.ref(loader)
         self.turns: AlternatingPass | None = None
-        if loop.blocks is not None:
-            length = loop.recorder.length or length_of(loader)
-            self.turns = AlternatingPass(loop.blocks, length, self, lambda: loop.has_trained)
+        if blocks is not None:  # a loop that only validates is given no batch again
+            length = recorder.length or length_of(loader)
+            self.turns = AlternatingPass(blocks, length, self, lambda: recorder.has_trained)
 
     def next_of(self, iterator: object, plain: Callable) -> Callable[[], object]:
         """Return what asks `iterator` for a batch as its `plain` method does, in C but for us."""
@@ -209,85 +78,173 @@ class HookedPass(Pass):
         if self.waits:
             self.waits = False
             self.end("exhausted")
+            SCRIPT.ended = self.recorder
 
 
-class HookedPasses:
-    """The passes that go on in this process."""
+class WatchedScript:
+    """The loops of this process that are recorded, and their passes."""
 
-    def __init__(self, script: WatchedScript, kind: Any):
-        """`kind` is torch's class of iterators, which is hooked."""
-        self.script = script
+    def __init__(self):
+        self.pid = os.getpid()
+        self.loops: list[Recorder] = []
+        self.blocks: dict[Recorder, Alternation] = {}  # of those whose headroom is measured
         self.passes: WeakKeyDictionary[object, HookedPass] = WeakKeyDictionary()  # by iterator
-        self.plain = script.plain_next = kind.__next__
+        self.said = False  # that a loop, or a part of it, is not recorded
+        self.plain_next: Any = None  # of torch's iterators, which is hooked
+        self.ended: Recorder | None = None  # whose pass ended last
+        self.optimizer: int | None = None  # id of the first that made a step without a loader
+        self.steps = 0  # that it made
+        self.without_loader: Pass | None = None  # whose steps are the optimizer's
+
+    # -- its loops ---------------------------------------------------------------------------------
+
+    def loop_of(self, loader: DataLoader) -> Recorder | None:
+        """Return what records a loop; None in processes and of loops that are not recorded.
+
+        A loop that makes its loader anew for every epoch, or its dataset as well, continues its
+        run; a function that trains on one dataset and validates on another has two. Where all code
+        is a framework's, the dataset tells.
+        """
+        if self.pid != os.getpid():  # a worker, or a fork
+            return None
+        frames = list(traceback.walk_stack(sys._getframe(2)))
+        if any(frame.f_code.co_filename.startswith(SHOWN) for frame, _ in frames):
+            return None  # within `lk.watch`, which records it
+        places = ((frame.f_code.co_filename, line) for frame, line in frames)
+        place = next((place for place in places if stack.is_users(place[0])), None)
+        here = [loop for loop in self.loops if loop.place == place]
+        same = [loop for loop in here if loop.dataset == id(held(loader).get("dataset"))]
+        if place:
+            same += [loop for loop in here if loop.dataset is None and not loop.going]
+        if not same:
+            return self.begin_loop(loader, place)
+        same[0].feed_from(loader)
+        return same[0]
+
+    def begin_loop(self, loader: object, place: tuple[str, int] | None) -> Recorder | None:
+        """Begin a run, in a folder whose name begins with the rank; None if that fails."""
+        if len(self.loops) >= MOST_LOADERS or self.said:
+            return None
+        if place is None and not self.loops and is_recorded(self.pid):
+            return None  # by `lk.watch`
+        try:
+            folder = new_folder(self.pid)
+            if folder is None:
+                return None
+            loop = Recorder(folder, loader, place=place)
+            self.loops.append(loop)
+            loop.feed_from(loader)
+            if HEADROOM:
+                self.blocks[loop] = Alternation(loader)
+            hook_saving(self.loops[0].log)
+            return loop
+        except Exception as error:
+            if signal_of(error) is not None:
+                raise
+            self._say_once(error)
+        return None
+
+    def _say_once(self, error: Exception) -> None:
+        """Say that a loop, or a part of it, is not recorded: a full disk may say so of each."""
+        if not self.said:
+            say(f"not recording: {type(error).__name__}: {error}")
+        self.said = True
+
+    # -- what torch tells --------------------------------------------------------------------------
+
+    def hook_iterators(self, kind: Any) -> None:
+        """Be told of each iterator of torch's class `kind`, and of each call of it."""
+        self.plain_next = kind.__next__
         loader_hook.install()
-        loader_hook.HOOKS.begun.append(self.begin)
-        kind.__next__ = Before(self._next_of, self.plain)
+        loader_hook.HOOKS.begun.append(self.begin_pass)
+        kind.__next__ = Before(self._next_of, self.plain_next)
         kind._reset = Before(self._reset, kind._reset)
 
-    def begin(self, iterator: object, loader: Any) -> loader_hook.Recording | None:
+    def begin_pass(self, iterator: object, loader: Any) -> loader_hook.Recording | None:
         """Begin a pass over `loader`; return how its processes record themselves."""
-        loop = self.script.loop_of(loader)
-        if loop is None or not loop.recorder.has_room():
+        loop = self.loop_of(loader)
+        if loop is None or not loop.has_room():
             return None
-        self.passes[iterator] = HookedPass(loop, loader)
-        return loop.recorder.next_recording()
+        self.passes[iterator] = HookedPass(loop, loader, self.blocks.get(loop))
+        return loop.next_recording()
 
-    def _of(self, iterator: object) -> HookedPass | None:
+    def _pass_of(self, iterator: object) -> HookedPass | None:
         """Return the pass of an iterator; None where it is not recorded, as in a fork."""
-        found = self.passes.get(iterator)
-        return found if found is not None and found.recorder.pid == os.getpid() else None
+        return self.passes.get(iterator) if self.pid == os.getpid() else None
 
     def _next_of(self, iterator: object) -> Callable[[], object] | None:
-        found = self._of(iterator)
-        self.script.asked = found and found.recorder
-        return None if found is None else found.next_of(iterator, self.plain)
+        found = self._pass_of(iterator)
+        return None if found is None else found.next_of(iterator, self.plain_next)
 
     def _reset(self, iterator: object) -> None:
-        found = self._of(iterator)
+        found = self._pass_of(iterator)
         if found is None:
             return
+        loader = found.loader()
         if not found.asked:  # its workers have been started
             found.lead_ns = now_ns() - found.began_ns
+        elif loader is not None:  # its workers persist: the next pass has the same iterator
+            self.begin_pass(iterator, loader)
+
+    def stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Note that an optimizer has made a step: one of a loop that trains, with its loaders.
+
+        In a script without a DataLoader a step lasts from one of them to the next.
+        """
+        if not self.loops or self.without_loader is not None:
+            self._step_without_loader(optimizer)
             return
-        loader = found.loader()
-        if loader is not None:  # its workers persist: the next pass has the same iterator
-            self.begin(iterator, loader)
+        going = sorted((loop for loop in self.loops if loop.going), key=lambda loop: loop.began_ns)
+        for loop in going:
+            if loop is going[-1] or (loop.place and loop.place == going[-1].place):
+                loop.trained_by(optimizer)
 
-
-class OptimizerSteps:
-    """The steps of a loop without a DataLoader: from one `optimizer.step()` to the next.
-
-    It also tells which of the loops with one train.
-    """
-
-    def __init__(self, script: WatchedScript):
-        self.script = script
-        self.seen = 0  # steps
-        self.first_id: int | None = None  # of the optimizer that made the first
-        self.recorded: Pass | None = None
-
-    def __call__(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
-        """Note that an optimizer has made a step; torch calls this."""
-        if self.script.loops and self.recorded is None:
-            self.script.note_training(optimizer)
-            return  # a DataLoader says more
-        self.first_id = self.first_id or id(optimizer)
-        if self.first_id != id(optimizer) or not self.script.is_here:
+    def _step_without_loader(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = self.optimizer or id(optimizer)
+        if self.optimizer != id(optimizer) or self.pid != os.getpid():
             return  # of several optimizers the first one counts
         cuda = sys.modules["torch"].cuda
         if cuda.is_initialized() and cuda.is_current_stream_capturing():
             return  # into a CUDA graph: an event that is asked now would break the capture
-        self.seen += 1
+        self.steps += 1
         with OwnErrors():
-            if self.seen == PATIENCE:
-                loop = self.script.begin(self, None)
-                if loop is None:
-                    return
-                loop.recorder.trained_by(optimizer)
-                self.recorded = Pass(loop.recorder)
-            if self.recorded is not None:
-                self.recorded.ask()
-                self.recorded.answer(None)
+            if self.steps == PATIENCE and (loop := self.begin_loop(self, None)):
+                loop.trained_by(optimizer)
+                self.without_loader = Pass(loop)
+            if self.without_loader is not None:
+                self.without_loader.ask()
+                self.without_loader.answer(None)
+
+    def close(self) -> None:
+        """End the runs, with the error that ended the script, where one did."""
+        if self.pid != os.getpid():
+            return
+        error = getattr(sys, "last_value", None)
+        frames = traceback.walk_tb(error and error.__traceback__)
+        if self.ended and any(each.f_code is self.plain_next.__code__ for each, _ in frames):
+            self.ended.how = ""  # its pass was not exhausted: the error came out of the loader
+        for loop in self.loops:
+            with contextlib.suppress(Exception):
+                if loop in self.blocks and loop.has_trained:
+                    self.blocks[loop].write(loop.log)
+                loop.close(error)
+            if loop.log.error is not None:
+                self._say_once(loop.log.error)
+
+
+SCRIPT = WatchedScript()
+
+
+def install(module: ModuleType) -> None:
+    """Hook a module of DataLoaders, or torch's of optimizers, when it has just been loaded."""
+    iterators = getattr(module, "_BaseDataLoaderIter", None)
+    if iterators is not None:
+        SCRIPT.hook_iterators(iterators)
+    else:  # torch.compile may trace what is hooked: not this
+        untraced = sys.modules["torch"]._disable_dynamo(lambda *given: SCRIPT.stepped(*given))
+        module.register_optimizer_step_post_hook(untraced)
+    atexit.unregister(SCRIPT.close)
+    atexit.register(SCRIPT.close)
 
 
 def hook_saving(log: EventLog) -> None:

@@ -1,9 +1,8 @@
-"""The step of a watched loop that goes on, and the sums over those before it."""
+"""The step of a watched loop that goes on, and those before it on their way to the log."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,12 +25,10 @@ from labkit.stamps.step_ring import (
     FIRST,
     LAST,
     LOSS,
-    NO_DEVICE,
     READY,
     SAMPLES,
     WORDS,
     Drain,
-    FinishedStep,
     StepRing,
     step_in,
 )
@@ -41,29 +38,6 @@ if TYPE_CHECKING:
 
 GATHER_NS = 100_000_000  # steps are written ten times a second
 MOST_STEPS = FEW_SLOTS // 2  # that wait in the ring to be written
-
-
-@dataclass
-class Tally:
-    """Sums over the steps so far, ns: for the live line, and for how long a step usually takes."""
-
-    samples: int = 0
-    wall: int = 0
-    busy: int = 0
-    wait: int = 0
-    end: int | None = None  # of the step before, on the device
-
-    def add(self, step: FinishedStep) -> None:
-        """Add a step that is over."""
-        asked, ready, copied, done = step.stamps
-        begin = asked if self.end is None else self.end
-        start, end = (copied, done) if step.device is NO_DEVICE else step.device[2:]
-        start = max(start, begin)
-        self.end = max(end, start)
-        self.busy += self.end - start
-        self.wait += min(ready - asked, start - begin)
-        self.wall += self.end - begin
-        self.samples += step.samples
 
 
 class LoopSteps:
@@ -83,8 +57,11 @@ class LoopSteps:
         self.asked = 0
         self.ready = 0  # 0 while there is no body whose end could be stamped
         self.start: Mark | None = None
-        self.tally = Tally()
         self.written_at = 0  # ns
+        # Sums over the steps so far, for the live line and for how long a step usually takes
+        self.samples = 0
+        self.wall_ns = 0
+        self.wait_ns = 0
 
     def ask(self, now: int) -> None:
         """The loop asks for a batch, and waits."""
@@ -146,8 +123,11 @@ class LoopSteps:
         if self.clock is not None:
             self.clock.collect()
         for step in self.drain.drain():
-            self.tally.add(step)
-        self.busy_with[USUAL] = self.tally.wall // max(1, self.drain.next)
+            asked, ready, _, done = step.stamps
+            self.samples += step.samples
+            self.wall_ns += done - asked
+            self.wait_ns += ready - asked
+        self.busy_with[USUAL] = self.wall_ns // max(1, self.drain.next)
 
     def idle(self) -> None:
         """The loop is busy with nothing, and what it does is no part of a step."""

@@ -26,35 +26,31 @@ class Pass:
     """Times each step of a pass.
 
     A pass ends once, by `end`: "exhausted" or "failed" when the loader says so, "left early" when
-    the loop drops its iterator. It is recorded until a newer one has begun. All other work waits
-    until `_write`, when a hundred steps share the cost of cold caches.
+    the loop drops its iterator. It is recorded while its `number` is that of the recorder's pass
+    that is `going`. All other work waits until `_write`, when a hundred steps share the cost of
+    cold caches.
     """
 
-    def __init__(self, recorder: Recorder, lead_ns: int = 0, beat: Beat | None = None):
-        """`lead_ns` is how long iter(loader) took."""
+    number = 0  # among the recorder's passes
+
+    def __init__(self, recorder: Recorder, beat: Beat | None = None):
         self.recorder = recorder
         self.steps = recorder.steps
-        self.beat = beat or recorder.beat
+        self.beat = beat
         self.handed = 0  # batches, whether they are recorded or not
         self.is_new = True  # until its first batch is here, or the first after an error
-        self.is_paused = False
         self.waits = False  # for a batch
         self.asked = 0  # when the loop asked for the last one
-        self.lead_ns = lead_ns  # counts as waiting for the first batch: workers were started
         self.beat_at = 0
-        self.began_ns = now_ns() - lead_ns
-        self.number = 0
-        self._begin(self.began_ns)
-
-    def _begin(self, began_ns: int) -> None:
-        if self.recorder.has_room():
-            self.number = self.recorder.begin_pass(began_ns)
+        self.lead_ns = 0  # that iter(loader) took: it counts as waiting for the first batch
+        self.began_ns = now_ns()
+        self.number = recorder.begin_pass(self.began_ns)
 
     def ask(self, iterator: object = None) -> object:
         """The loop asks `iterator`, which is returned, for a batch: the step before is over."""
         self.waits = True
         self.asked = now = now_ns()
-        if self.number != self.recorder.going or self.is_paused:
+        if self.number != self.recorder.going:
             return iterator
         steps = self.steps
         try:
@@ -72,15 +68,14 @@ class Pass:
         self.waits = False
         self.handed += 1
         ready = now_ns()
-        if self.is_paused or not (self.is_new or self.number == self.recorder.going):
+        if self.number != self.recorder.going and not self.is_new:
             return batch
         try:
             with unseen():
                 if self.is_new:
                     self._learn(batch)
-                if self.number == self.recorder.going:
-                    batches = self.recorder.batches
-                    self.steps.begin(ready, batches.count(batch), batches.measure(batch))
+                batches = self.recorder.batches
+                self.steps.begin(ready, batches.count(batch), batches.measure(batch))
         except Exception as error:
             self._give_up(error)
         return batch
@@ -88,20 +83,24 @@ class Pass:
     def _learn(self, batch: object) -> None:
         """Learn what a batch is; set the clock back to before iter(loader)."""
         self.is_new = False
-        if self.number != self.recorder.going:  # it failed: the loop skips what it cannot read
-            self._begin(self.asked)
+        recorder = self.recorder
+        if (
+            self.number != recorder.going and recorder.has_room()
+        ):  # it failed: the loop skips what it cannot read
+            self.number = recorder.begin_pass(self.asked)
         self.steps.asked = self.asked - self.lead_ns
         self.lead_ns = 0
-        self.recorder.batches.learn(batch)
-        self.recorder.sampler.claim(sys._getframe(2))
+        recorder.batches.learn(batch)
+        recorder.sampler.claim(sys._getframe(2))
 
     def _write(self, now: int) -> int:
         """Write the steps that are over; return when the next batch is asked for."""
         self.recorder.hand_over(now)
         if self.recorder.has_room() and now > self.beat_at:
             self.beat_at = now + BEAT_NS
-            self.recorder.look(sys._getframe(2))
-            self.beat(now)
+            self.recorder.look(sys._getframe(2), now)
+            if self.beat is not None:
+                self.beat(now)
         return now_ns()  # what this took is neither waiting nor body
 
     def pause(self) -> None:
@@ -109,77 +108,67 @@ class Pass:
         if self.number == self.recorder.going:
             if self.steps.ready:
                 self.steps.end(now_ns())
-            self.steps.idle()
-        self.is_paused = True
+            self.recorder.drop_pass()
 
     def resume(self) -> None:
         """Record again: the time since `pause` is no part of the run."""
-        if self.is_paused and self.number == self.recorder.going:
-            self.recorder.hand_over()
-            self.number = self.recorder.begin_pass(now_ns(), is_new=False)
-        self.is_paused = False
+        recorder = self.recorder
+        if not recorder.going and self.number == recorder.begun:
+            recorder.hand_over()
+            self.number = recorder.begin_pass(now_ns(), is_new=False)
 
     def end(self, how: str, error: BaseException | None = None) -> None:
         """End the pass; `error` is that of one which "failed"."""
         recorder = self.recorder
-        if self.number == recorder.going and recorder.pid == os.getpid():
+        if recorder.began_ns and self.number == recorder.begun and recorder.pid == os.getpid():
             with OwnErrors():
                 recorder.end_pass(how, error)
                 if how == "exhausted":
                     recorder.length = self.handed
                 self.is_new = True  # it may have failed, and be asked again
-                self.beat(None)
+                if self.beat is not None:
+                    self.beat(None)
 
     def _give_up(self, error: Exception) -> None:
         """Stop recording; the loop goes on."""
         if signal_of(error) is not None:
             raise error
         self.recorder.drop_pass()
+        self.number = 0
+        self.is_new = False
         say(f"recording stopped: {type(error).__name__}: {error}")
 
     def __del__(self) -> None:
         self.end("left early")  # its iterator is dropped: a break, a return, an error in the body
 
 
-class WatchedIterator:
-    """An iterator over the batches of another, which times each step."""
+class WatchedIterator(Pass):
+    """A pass that is iterated in the place of its loader's own iterator."""
 
-    def __init__(self, current: Pass, iterator: Iterator[object]):
-        self.current = current
-        self.iterator = iterator
+    iterator: Iterator[object]
+
+    def over(self, loader: Iterable[object]) -> Self:
+        """Take its batches from a loader; the pass has failed where that has no iterator."""
+        try:
+            with self.recorder.recorded(loader):
+                self.iterator = iter(loader)  # draws a seed, starts workers
+        except BaseException as error:
+            self.end("failed", error)
+            raise
+        self.lead_ns = now_ns() - self.began_ns
+        return self
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> object:
-        self.current.ask()
+        self.ask()
         try:
             batch = next(self.iterator)
         except BaseException as error:
-            how = "exhausted" if isinstance(error, StopIteration) else "failed"
-            self.current.end(how, error)
+            self.end("exhausted" if isinstance(error, StopIteration) else "failed", error)
             raise
-        return self.current.answer(batch)
-
-
-def iterate(recorder: Recorder, loader: Iterable[object], beat: Beat) -> Iterator[object]:
-    """Return what hands on the batches of an iterable, and records the loop over them."""
-    if not recorder.has_room():
-        return iter(loader)
-    asked = now_ns()
-    try:
-        with recorder.recorded(loader):
-            iterator = iter(loader)  # draws a seed, starts workers
-    except BaseException as error:
-        with OwnErrors():
-            recorder.begin_pass(asked)
-            recorder.end_pass("failed", error)
-        raise
-    try:
-        return WatchedIterator(Pass(recorder, now_ns() - asked, beat), iterator)
-    except Exception as error:
-        say(f"not recording: {type(error).__name__}: {error}")
-        return iterator
+        return self.answer(batch)
 
 
 class StandIn:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from labkit.instruments import loader_knobs, record_head
 from labkit.instruments.batch_contents import BatchFacts, dtype_of_most, unseen
 from labkit.instruments.before_calls import held
 from labkit.instruments.growth import Growth
-from labkit.instruments.hangs import PROGRESS
+from labkit.instruments.hangs import PROGRESS, HangWatch
 from labkit.instruments.loader_hook import Recording, in_workers
 from labkit.instruments.loader_work import STARTS, LoaderWork
 from labkit.instruments.sampler import FLAG, Sampler
@@ -62,32 +63,26 @@ class Recorder:
         self.pid = os.getpid()
         self.log = EventLog(folder)
         self.knobs = loader_knobs.knobs_of(loader)
-        self.length: int | None = None  # batches of a pass, once one is over
-        self.kind = ""  # what the loop's body runs on, "cpu" or "gpu", once the first body has
-        self.epoch = -1
-        self.begun = 0  # passes, one that goes on after a pause once more
-        self.first_step = 0
-        self.began_ns = 0  # the pass that goes on
-        self.trains = False  # whether an optimizer has made a step within it
-        self.has_trained = False  # whether one has in any pass
-        self.how = ""  # how the last pass ended: "exhausted", "left early" or "failed"
-        self.going = 0  # the number among `begun` of the pass that is recorded; 0 while none is
-        self.closed = False
-        self.batches = BatchFacts(self.knobs.get("batch_size"))
+        self.place = place
+        self.dataset: int | None = None  # its id; None once it is gone, as another may get that
         self.model: Any = model  # the torch.nn.Module that it trains, where one was given
-        self.device: torch.device | None = None  # that the weights are on
-        self.weights_dtype: str | None = None
-        self.may_fuse: bool | None = None  # of their optimizer, as `may_fuse()` says
-        code = None  # of the call that makes the loader
-        with OwnErrors():
-            code = call_of(loader, model)
-        watched = {
-            "loader": type(loader).__name__,
-            "trainer": trainer_frame() is not None,  # so that its arguments set the loader
-            "code": code,
-            "place": place and list(place),
-        }
-        record_head.write_spec(self.log, self.folder.name, self.knobs, watched=watched)
+        self.optimizer: torch.optim.Optimizer | None = None  # of its first step, until `_begin`
+        self._write_head(loader)
+        self.batches = BatchFacts(self.knobs.get("batch_size"))
+        self.steps = LoopSteps(self.folder, self.log)
+        self.kind = ""  # what the loop's body runs on, "cpu" or "gpu", once the first body has
+        self.closed = False
+        # Its passes
+        self.length: int | None = None  # batches of one, once one is over
+        self.epoch = -1
+        self.begun = 0  # of them, one that goes on after a pause once more
+        self.going = 0  # the number among these of the one that is recorded; 0 while none is
+        self.first_step = 0
+        self.began_ns = 0  # until it is written
+        self.trains = False  # whether an optimizer has made a step within it
+        self.has_trained = False  # whether one has in any
+        self.how = ""  # how the last one ended: "exhausted", "left early" or "failed"
+        # What else is looked at
         self.sampler = Sampler(folder)
         self.growth = Growth()
         self.while_there = self.folder / FLAG
@@ -96,9 +91,24 @@ class Recorder:
         if self.knobs.get("num_workers") == 0:
             self.work = LoaderWork(self.log, -1, 1, self.while_there)
         self.starts = Thinning(STARTS)  # of the loader's workers: those that record themselves
+        self.ends = contextlib.ExitStack()  # what ends with the run
+        if str(self.folder.parent) != run_folders.of_script:  # else `labkit watch` looks for them
+            self.ends.enter_context(HangWatch(lambda: [self.folder]))
         self.telemetry: Path | None = None  # a file that it goes on with
         self.telemetry_due = now_ns() + TELEMETRY_AFTER_NS
-        self.steps = LoopSteps(self.folder, self.log)
+
+    def _write_head(self, loader: object) -> None:
+        """Write what is watched: `code` is the call that makes the loader, where it is known."""
+        code = None
+        with OwnErrors():
+            code = call_of(loader, self.model)
+        watched = {
+            "loader": type(loader).__name__,
+            "trainer": trainer_frame() is not None,  # so that its arguments set the loader
+            "code": code,
+            "place": self.place and list(self.place),
+        }
+        record_head.write_spec(self.log, self.folder.name, self.knobs, watched=watched)
 
     # -- as the process of its Run -----------------------------------------------------------------
 
@@ -130,20 +140,15 @@ class Recorder:
         self.going = self.begun
         self.how = ""
         self.steps.idle()
-        self.steps.tally.end = None
         self.first_step = self.steps.next
         self.log.write("epoch", n=self.epoch, step=self.steps.next, began=began_ns)
         self.sampler.start()
         return self.going
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the log has all that it may hold."""
-        return self.steps.next >= KEEP_STEPS or self.begun > KEEP_PASSES
-
     def has_room(self) -> bool:
         """Return whether there is room for more; where the log is full, this ends the run."""
-        if self.is_full and not self.closed:
+        is_full = self.steps.next >= KEEP_STEPS or self.begun > KEEP_PASSES
+        if is_full and not self.closed:
             self.log.write("full", steps=self.steps.next)
             self.close()
         return not self.closed
@@ -156,13 +161,9 @@ class Recorder:
         self.how = how
         self.sampler.in_use = False
         self._write_pass(now_ns())
-        if how == "failed" and error is not None:
-            self.fail(error)
-        elif how == "exhausted":
+        if how == "exhausted":
             self.log.write("done")
-            self.log.write("end", stop=None, code=0)
-        else:
-            self.log.write("end", stop=how, code=None)
+        self._write_end(how, error)
 
     def drop_pass(self) -> None:
         """Record no more of the pass that goes on."""
@@ -172,38 +173,40 @@ class Recorder:
     def _write_pass(self, ended_ns: int) -> None:
         """Write when the pass that is over began and ended; nothing where that is known."""
         if self.began_ns:
-            self.log.write(
-                "pass", n=self.epoch, began=self.began_ns, ended=ended_ns, trains=self.trains
-            )
+            moments = {"began": self.began_ns, "ended": ended_ns}
+            self.log.write("pass", n=self.epoch, **moments, trains=self.trains)
         self.began_ns = 0
         self.trains = False
 
-    def fail(self, error: BaseException) -> None:
-        """Write the exception that ended the loop; an interrupt is a stop, not a failure."""
+    def _write_end(self, how: str, error: BaseException | None) -> None:
+        """Write how the loop ended; an interrupt is a stop, not a failure."""
         if isinstance(error, KeyboardInterrupt):
             self.log.write("end", stop="interrupted", code=None)
-        else:
+        elif error is not None:
             self.log.write("error", kind=type(error).__name__, message=str(error)[:2_000])
             self.log.write("end", stop=None, code=1)
+        else:
+            stop = None if how == "exhausted" else how
+            self.log.write("end", stop=stop, code=None if stop else 0)
 
     # -- what the loop trains ----------------------------------------------------------------------
 
+    def feed_from(self, loader: object) -> None:
+        """Note whose items it has now."""
+        dataset = held(loader).get("dataset", loader)
+        if self.dataset != id(dataset):
+            self.dataset = id(dataset)
+            with contextlib.suppress(TypeError):  # a list
+                weakref.finalize(dataset, setattr, self, "dataset", None)
+
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note that an optimizer has made a step; at first, where and what its weights are."""
+        """Note that an optimizer has made a step."""
         if not self.has_trained:
             self.has_trained = True
             self.log.write("trains")  # `labkit tune` waits for it
         self.trains = True
-        if not self.kind and self.device is None:
-            with OwnErrors(), unseen():
-                groups = held(optimizer)["param_groups"]
-                self._note_weights([each for group in groups for each in group["params"]])
-                self.may_fuse = may_fuse(optimizer)
-
-    def _note_weights(self, weights: list[torch.Tensor]) -> None:
-        """Note where the weights are, and what most of their numbers are."""
-        self.device = device_of(weights) or self.device
-        self.weights_dtype = dtype_of_most(weights)
+        if not self.kind:
+            self.optimizer = self.optimizer or optimizer
 
     def hand_over(self, now: int = 0) -> None:
         """Write the steps that have gathered."""
@@ -214,21 +217,29 @@ class Recorder:
 
     def _begin(self) -> None:
         """Say what this is: known only when the first body has run, and used the device."""
-        if self.model is not None:
-            with OwnErrors():
-                self._note_weights(list(self.model.parameters()))
-        machine, self.steps.clock = machine_and_clock(self.steps.ring.add, self.device)
+        device = weights_dtype = fuses = None
+        with OwnErrors():
+            if self.model is not None:
+                weights = list(self.model.parameters())
+            else:
+                groups = held(self.optimizer).get("param_groups", ())
+                weights = [each for group in groups for each in group["params"]]
+            fuses = may_fuse(self.optimizer)
+            device = device_of(weights)
+            weights_dtype = dtype_of_most(weights)
+        self.optimizer = None  # it is the script's
+        machine, self.steps.clock = machine_and_clock(self.steps.ring.add, device)
         self.kind = machine["kind"]
         self.log.write("machine", **machine)
         self.log.write(
             "job",
             pipeline=self.knobs,
             not_applied={},
-            weights_dtype=self.weights_dtype,
+            weights_dtype=weights_dtype,
             batch_dtype=self.batches.dtype,
             unit=self.batches.unit,
             batch_on_gpu=self.batches.on_gpu,
-            may_fuse=self.may_fuse,
+            may_fuse=fuses,
             is_compiled=has_compiled(),
         )
         self.log.write("begin", warmup=max(LEAST_WARMUP, loader_knobs.in_flight(self.knobs)))
@@ -247,13 +258,13 @@ class Recorder:
         recording = self.next_recording()
         return contextlib.nullcontext() if recording is None else in_workers(loader, recording)
 
-    def look(self, frame: FrameType) -> None:
-        """Look what grows among the variables of the loop; `frame` runs it."""
-        self.growth.look(frame, self.sampler.places.loop)
+    def look(self, frame: FrameType, now: int) -> None:
+        """Look what grows among the variables of the loop; `frame` runs it.
 
-    def beat(self, now: int | None) -> None:
-        """Begin to sample the instruments, where it is time; None says that a pass is over."""
-        if now is not None and now > self.telemetry_due and self.pid == os.getpid():
+        Beside one that takes longer, the instruments are sampled.
+        """
+        self.growth.look(frame, self.sampler.places.loop)
+        if now > self.telemetry_due and self.pid == os.getpid():
             self.start_telemetry()
 
     def start_telemetry(self) -> None:
@@ -287,7 +298,8 @@ class Recorder:
         if self.began_ns:  # somebody still holds the iterator
             self.end_pass("left early")
         if error is not None and self.how != "exhausted":
-            self.fail(error)
+            self._write_end("failed", error)
+        self.ends.close()
         self.sampler.stop()
         self.flush()
         self.steps.drain.remove()
