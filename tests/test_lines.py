@@ -24,7 +24,6 @@ from labkit.__main__ import main
 from labkit.instruments.batch_contents import padding_of
 from labkit.instruments.growth import Growth
 from labkit.instruments.stack import Places
-from labkit.watching.switches import switches_on
 
 pytestmark = pytest.mark.usefixtures("watches_end")
 SLOW = pytest.mark.slow
@@ -429,7 +428,7 @@ def test_other_programs_that_have_the_cores_come_first_and_a_line_stays_what_it_
         assert do.startswith("Do: Stop the other work and run again.")
 
 
-# -- what is kept, and what is switched on --------------------------------------------------------
+# -- what is kept --------------------------------------------------------
 
 
 def grown_in(loop):
@@ -466,17 +465,3 @@ def test_graphs_kept_in_a_list_and_in_a_sum_are_named_and_what_is_cut_or_made_an
     lines = {name: each["line"] - loop.__code__.co_firstlineno for name, each in found.items()}
     assert lines == {"kept": 7, "total": 8}
     assert all(each["graph"] for each in found.values())
-
-
-def test_switches_are_read_in_the_process(monkeypatch):
-    assert switches_on() == set()
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
-    sys.setprofile(lambda *_: None)
-    try:
-        with torch.autograd.set_detect_anomaly(True), torch.profiler.profile():
-            on = switches_on()
-    finally:
-        sys.setprofile(None)
-    assert on == {
-        "CUDA_LAUNCH_BLOCKING", "a Python profiler", "anomaly mode", "torch's profiler",
-    }  # fmt: skip

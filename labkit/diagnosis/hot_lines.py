@@ -26,6 +26,7 @@ CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook 
 LEAST_SHOWN = 0.01  # share of a row of the table
 FEWEST = 30  # samples of the body (0.3 s of it) that may speak for its lines
 COLLATE = "collate"  # what a loader is busy with where it puts items together
+TEXTS = ("kind", "within", "file", "function", "call", "code", "phase", "part")  # few, often
 MAKING = ("waiting", "worker")  # phases in which batches are made: in the loop's process, in others
 TORCHS = re.compile(r"(^|[/\\])torch[/\\](utils[/\\]data|storage|multiprocessing|_\w+)")
 PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work of which one is no part itself
@@ -104,15 +105,16 @@ class Lines(Result):
         kept = (frame.phase == "between") | (moment > start) & (moment <= end)
         # not: the clock that times the items; a worker that waits for work, or hands it over
         kept &= (frame.kind != "labkit") & ((frame.phase != "worker") | (frame.within != ""))
-        self.frame = frame[kept].copy()
+        frame = frame[kept].copy()
 
         wall_s = max(end - start, 1e-9)
         waited = np.clip(stamps[1:, 1] - stamps[1:, 0], 0, None).sum() / wall_s
-        spent_s = self.frame.groupby("phase").seconds.transform("sum")
-        self.frame["of_phase"] = self.frame.seconds / spent_s.clip(1e-9)
+        spent_s = frame.groupby("phase").seconds.transform("sum")
+        frame["of_phase"] = frame.seconds / spent_s.clip(1e-9)
         whole = {"waiting": waited, "body": 1 - waited, "worker": 1.0}
-        share = self.frame.of_phase * self.frame.phase.map(whole)
-        self.frame["share"] = share.fillna(self.frame.seconds / wall_s)  # between two passes
+        share = frame.of_phase * frame.phase.map(whole)
+        frame["share"] = share.fillna(frame.seconds / wall_s)  # between two passes
+        self.frame = frame.astype(dict.fromkeys(TEXTS, "category"))
         nothing = run.no_lines or "no stack was sampled after the warm-up"
         self.missing = "" if len(self) else nothing
         self._rows: dict[bytes, tuple[Line, ...]] = {}
@@ -139,7 +141,8 @@ class Lines(Result):
         body = self.frame[self.mask("body")]
         if len(body) < FEWEST:
             return {}
-        return body.groupby("part").of_phase.sum().sort_values(ascending=False).to_dict()
+        parts = body.groupby("part", observed=True).of_phase.sum()
+        return parts.sort_values(ascending=False).to_dict()
 
     def rows(self, mask: pd.Series) -> tuple[Line, ...]:
         """Return the lines that the samples of `mask` fell on, the costliest first.
@@ -149,7 +152,8 @@ class Lines(Result):
         key = mask.to_numpy().tobytes()
         if key not in self._rows:  # a diagnosis asks 60 times
             there = self.frame[mask].sort_values("share", ascending=False)
-            lines = there.groupby(["file", "line", "function", "phase"], as_index=False).agg(
+            where = ["file", "line", "function", "phase"]
+            lines = there.groupby(where, as_index=False, observed=True).agg(
                 {"share": "sum", "kind": "first", "call": "first"}
             )
             lines = lines.sort_values("share", ascending=False)

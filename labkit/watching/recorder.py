@@ -32,7 +32,6 @@ from labkit.watching import run_folders
 from labkit.watching.device_in_use import device_of, machine_and_clock
 from labkit.watching.loader_call import call_of, has_compiled, may_fuse, trainer_frame
 from labkit.watching.loop_steps import LoopSteps
-from labkit.watching.switches import switches_on
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +85,6 @@ class Recorder:
         # What else is looked at
         self.sampler = Sampler(folder)
         self.growth = Growth()
-        self.switches: set[str] | None = None  # that were on at each look
         self.while_there = self.folder / FLAG
         self.while_there.touch()
         self.work: LoaderWork | None = None  # of this process, where the loader has no workers
@@ -261,13 +259,11 @@ class Recorder:
         return contextlib.nullcontext() if recording is None else in_workers(loader, recording)
 
     def look(self, frame: FrameType, now: int) -> None:
-        """Look which switches are on, and what grows among the variables of the loop.
+        """Look what grows among the variables of the loop; `frame` runs it.
 
-        `frame` runs the loop. Beside one that takes longer, the instruments are sampled.
+        Beside one that takes longer, the instruments are sampled.
         """
         self.growth.look(frame, self.sampler.places.loop)
-        on = switches_on()
-        self.switches = on if self.switches is None else self.switches & on
         if now > self.telemetry_due and self.pid == os.getpid():
             self.start_telemetry()
 
@@ -291,8 +287,6 @@ class Recorder:
             self.work.flush()
         if self.sampler.missing and not self.sampler.taken:
             self.log.write("no_lines", why=self.sampler.missing)
-        if self.switches:
-            self.log.write("switches", on=sorted(self.switches))
         if self.growth.seen:  # what had grown may be empty by now
             self.log.write("growth", found=list(self.growth.found.values()))
         self.batches.write_padding(self.log)

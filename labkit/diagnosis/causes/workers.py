@@ -176,7 +176,7 @@ def slow_code(evidence: Evidence) -> Finding | None:
     lines = evidence.loop.lines
     for phase in MAKING:
         made = lines.making(phase)
-        shares = lines.frame[made].groupby("code").of_phase.sum()
+        shares = lines.frame[made].groupby("code", observed=True).of_phase.sum()
         ours = made & (lines.frame.code == shares.idxmax()) if len(shares) else made
         part = lines.frame.of_phase[ours].sum()
         is_in_loop = phase == "waiting"
