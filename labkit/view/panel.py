@@ -198,7 +198,9 @@ class Control(widgets.VBox):
         self.widget: Any = make_widget(knob, value)
         self.widget.layout = widgets.Layout(width="auto", margin="0 0 0 8px")
         self.widget.tooltip = help_text
-        label = widgets.HTML(f"<b>{knob.name}</b> {knob.unit}", tooltip=help_text)
+        label = widgets.HTML(
+            f"<b>{html.escape(knob.name)}</b> {html.escape(knob.unit)}", tooltip=help_text
+        )
         super().__init__([label, self.widget])
         self.layout = widgets.Layout(min_width="0", overflow="hidden")
         self.add_class(f"labkit-knob-{knob.name}")

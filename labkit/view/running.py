@@ -14,6 +14,7 @@ from labkit.instruments.messages import say
 from labkit.knobs import Settings, as_typed
 from labkit.process import folders
 from labkit.process.notebook import in_notebook
+from labkit.results.hardware import check_device
 from labkit.spec import Distributed, Pipeline
 from labkit.stamps.interrupts import held
 from labkit.tuning.script_bench import runnable
@@ -97,6 +98,8 @@ def sweep(pipeline: Pipeline | None = None, **knobs: object) -> Sweep:
     on a bad value before anything runs.
     """
     swept = Sweep(pipeline or Pipeline(), knobs)
+    for name in swept.knobs.get("device", ()):
+        check_device(str(name))
     shown = RunDisplay()
     remember(sweep, swept)
 

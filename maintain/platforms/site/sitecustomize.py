@@ -36,7 +36,7 @@ def take_away_posix():
         for name in names.split():
             if hasattr(module, name):
                 delattr(module, name)
-    sys.modules["fcntl"] = sys.modules["resource"] = sys.modules["pwd"] = None
+    sys.modules["fcntl"] = sys.modules["pwd"] = None  # who asks for `resource` asks the system first
 
 
 if METHOD:
