@@ -172,6 +172,15 @@ def test_every_signal_reaches_the_script_once_whether_it_is_sent_to_us_or_to_our
     assert json.loads(said) == {str(int(number)): 1 for number in numbers}
 
 
+COUNTS = """
+import os, time
+from labkit import watch
+print("up", flush=True)
+print(os.getpid(), flush=True)
+for i in watch(range(60), live=False): time.sleep(0.02)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="nothing is stopped there")
 def test_a_script_is_stopped_with_us_and_goes_on_with_us():

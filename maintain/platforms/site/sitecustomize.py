@@ -36,7 +36,7 @@ def take_away_posix():
         for name in names.split():
             if hasattr(module, name):
                 delattr(module, name)
-    sys.modules["fcntl"] = sys.modules["pwd"] = None  # who asks for `resource` asks the system first
+    sys.modules["fcntl"] = sys.modules["pwd"] = None  # `resource` is asked for by platform
 
 
 if METHOD:
