@@ -7,6 +7,7 @@ torch's and NumPy's own classes are asked, and containers by the methods that Py
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import sys
 from collections import Counter
@@ -35,14 +36,23 @@ def unseen() -> contextlib.AbstractContextManager[object]:
 
 def is_array(part: object) -> bool:
     """Return whether it is a tensor or an array, and not of a class derived from theirs."""
-    return (type(part).__module__, type(part).__name__) in ARRAYS
+    return _is_array_class(type(part))
+
+
+@functools.lru_cache(maxsize=64)
+def _is_array_class(kind: type) -> bool:
+    return (kind.__module__, kind.__name__) in ARRAYS
 
 
 def parts_of(batch: Any) -> Collection[Any] | None:
     """Return the parts of a list, tuple, mapping or dataclass; None of anything else."""
+    if type(batch) in (list, tuple):
+        return batch
+    if type(batch) is dict:
+        return batch.values()
     for kind in (list, tuple):
         if issubclass(type(batch), kind):
-            return batch if type(batch) is kind else [*kind.__iter__(batch)]
+            return [*kind.__iter__(batch)]
     kept = held(batch)
     mapping: Any = batch if issubclass(type(batch), dict) else kept.get("data")  # of a UserDict
     if issubclass(type(mapping), dict):
@@ -72,12 +82,12 @@ def samples_in(batch: Any, batch_size: int | None) -> int | None:
     parts = parts_of(batch)
     if not parts:
         return None
-    is_list = issubclass(type(batch), (list, tuple))
-    if is_list and len(parts) == batch_size:
+    if len(parts) == batch_size and issubclass(type(batch), (list, tuple)):
         return batch_size
-    counts = (samples_in(part, batch_size) for part in parts)
-    own = len(parts) if issubclass(type(batch), list) else None
-    return next((count for count in counts if count is not None), own)
+    for part in parts:
+        if (count := samples_in(part, batch_size)) is not None:
+            return count
+    return len(parts) if issubclass(type(batch), list) else None
 
 
 def dtype_of_most(arrays: Iterable[Any]) -> str | None:
@@ -151,9 +161,11 @@ class BatchFacts:
             self.met += 1
         return (samples_in(batch, self.size) or 0) if self.shows else self.size or 1
 
-    def measure(self, batch: object) -> int:
+    def measure(self, batch: Batch) -> int:
         """Return the bytes of a batch's arrays."""
-        return sum(int(array.nbytes) for array in arrays_in(batch))
+        if is_array(batch):
+            return batch.nbytes
+        return sum([array.nbytes for array in arrays_in(batch)])
 
     def write_padding(self, log: EventLog) -> None:
         """Write how much of the batches is padding, where it was looked for."""
