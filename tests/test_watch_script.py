@@ -45,11 +45,15 @@ for i in watch(range(10**9), live=False):
 
 
 KILLED = """
-import os, time
+import os, pathlib, time
 from labkit.view.watch_live import watch
 for i in watch(range(10**9), live=False):
     time.sleep(0.001)
-    if i == 997: os.kill(os.getpid(), 9)
+    if i > 900:  # and as soon as some steps are in the ring alone
+        [log] = pathlib.Path(os.environ["LABKIT_HOME"]).rglob("events.jsonl")
+        if log.read_text().count('"event":"step"') < i:
+            print(i, flush=True)
+            os.kill(os.getpid(), 9)
 """
 
 
@@ -57,11 +61,11 @@ for i in watch(range(10**9), live=False):
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX kills")
 def test_a_script_that_is_killed_has_all_its_finished_steps(tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
-    assert subprocess.run([sys.executable, "-c", KILLED], timeout=120).returncode == -9
+    done = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, timeout=120)
+    assert done.returncode == -9
     [folder] = (tmp_path / "runs").iterdir()
-    before = (folder / "events.jsonl").read_text().count('"event":"step"')
-    assert lk.load(folder).steps == 997 > before
-    assert lk.load(folder).steps == 997 and not (folder / "steps.ring").exists()
+    assert lk.load(folder).steps == int(done.stdout) and lk.load(folder).steps == int(done.stdout)
+    assert not (folder / "steps.ring").exists()
 
 
 SCRIPT = """

@@ -12,15 +12,18 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from labkit.diagnosis import thresholds as limits
 from labkit.instruments.stack import Place
 from labkit.results.result import Result, Table
 from labkit.results.run_data import RunData
 from labkit.stamps.record import Event
+
+if TYPE_CHECKING:
+    import pandas
 
 CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook cell's file
 LEAST_SHOWN = 0.01  # share of a row of the table
@@ -122,12 +125,12 @@ class Lines(Result):
     def __len__(self) -> int:
         return len(self.frame)
 
-    def mask(self, phase: str, *parts: str) -> pd.Series:
+    def mask(self, phase: str, *parts: str) -> pandas.Series:
         """Return the mask of the samples of a phase, or of these parts of it."""
         there = self.frame.phase == phase
         return there & self.frame.part.isin(parts) if parts else there
 
-    def making(self, phase: str) -> pd.Series:
+    def making(self, phase: str) -> pandas.Series:
         """Return the mask of a phase's samples in which code that is not torch's made batches.
 
         It is empty where there are too few of them.
@@ -144,7 +147,7 @@ class Lines(Result):
         parts = body.groupby("part", observed=True).of_phase.sum()
         return parts.sort_values(ascending=False).to_dict()
 
-    def rows(self, mask: pd.Series) -> tuple[Line, ...]:
+    def rows(self, mask: pandas.Series) -> tuple[Line, ...]:
         """Return the lines that the samples of `mask` fell on, the costliest first.
 
         A line is of the kind of its longest sample.
@@ -196,8 +199,10 @@ class Lines(Result):
         }
 
 
-def _samples(events: Iterable[Event]) -> pd.DataFrame:
+def _samples(events: Iterable[Event]) -> pandas.DataFrame:
     """Return the samples; `own` tells code that is neither torch's nor the line of the loop."""
+    import pandas
+
     places: dict[tuple[int, str], tuple] = {}
     samples = []
     for event in events:
@@ -215,7 +220,7 @@ def _samples(events: Iterable[Event]) -> pd.DataFrame:
                 samples.append((pid, ended_ns, weight_ns / 1e9, *place))
     names = ["pid", "ended_ns", "seconds", *Place._fields[:-1], "own", "code"]
     types = {"ended_ns": "int64", "seconds": "float64", "own": "bool"}
-    return pd.DataFrame(samples, columns=names).astype(types)
+    return pandas.DataFrame(samples, columns=names).astype(types)
 
 
 @functools.lru_cache(maxsize=16)  # of the ranks of a run
