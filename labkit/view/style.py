@@ -43,6 +43,7 @@ ALARM = "#C8501A"  # RECORDED, failed, noisy
 INSIDE = "#201800"  # of text in a bar
 
 SHARPNESS = 1.5  # pixels of a stored figure per CSS pixel: sharp enough, and small in the notebook
+COLOURS = 48  # of a stored figure
 WIDTH_IN = 9.0
 DPI = 100  # 900 pixels: the width of a notebook's cell
 TOP_IN = 0.12
@@ -102,12 +103,12 @@ class Picture(Figure):
 
 
 def png_of(figure: Figure) -> bytes:
-    """Return a figure as PNG in 128 colours, on clear paper: to be read on a dark page as well."""
+    """Return a figure as PNG in few colours, on clear paper: to be read on a dark page as well."""
     drawn, packed = io.BytesIO(), io.BytesIO()
     look = {"dpi": SHARPNESS * figure.dpi, "transparent": True, "metadata": {"Software": None}}
     figure.savefig(drawn, format="png", **look)
     with Image.open(drawn) as image:
-        image.quantize(128, Image.Quantize.FASTOCTREE).save(packed, format="png", optimize=True)
+        image.quantize(COLOURS, Image.Quantize.FASTOCTREE).save(packed, format="png", optimize=True)
     return packed.getvalue()
 
 
