@@ -158,9 +158,6 @@ class RunLog(LogData):
     # Why no stack was sampled; None where some were, or may still be
     no_lines: str | None = fact("no_lines", "why")
 
-    # Process-wide switches that were on while a watched loop ran, as `SWITCHES` names them
-    switches: list[str] = fact("switches", "on", default=[])
-
     # Variables of a watched loop that grew, with their line
     growth: list[Grown] = fact("growth", "found", default=[])
 
