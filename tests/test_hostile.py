@@ -161,7 +161,11 @@ import json, pathlib, re, sys, time
 import labkit as lk
 from labkit.__main__ import main
 said = {}
+honest = b"[" + b"[]," * 2**20 + b"[]]"
 for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
+    began = time.process_time()
+    json.loads(honest)
+    yardstick = time.process_time() - began
     began = time.process_time()
     try:
         lk.diagnose(path)
@@ -169,7 +173,7 @@ for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
     except ValueError as error:
         text = str(error)
     peak = re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())
-    said[path.name] = [text, time.process_time() - began, int(peak[1]) >> 10]
+    said[path.name] = [text, (time.process_time() - began) / yardstick, int(peak[1]) >> 10]
 print(json.dumps(said))
 """
 
@@ -192,10 +196,10 @@ def test_a_hostile_file_is_one_clear_error_in_little_time_and_memory(tmp_path):
     told = json.loads(done.stdout)
     wrong = []
     for name, (_, says) in HOSTILE.items():
-        text, seconds, peak_mib = told[name]
+        text, times_3_mib_of_json, peak_mib = told[name]
         is_clear = name in text and "\n" not in text and re.search(says, text)
-        if not is_clear or seconds > 2 or peak_mib > 500:
-            wrong.append((name, text[:300], seconds, peak_mib))
+        if not is_clear or times_3_mib_of_json > 15 or peak_mib > 500:
+            wrong.append((name, text[:300], times_3_mib_of_json, peak_mib))
     assert not wrong
 
 
