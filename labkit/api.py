@@ -214,7 +214,7 @@ class Sweep(SweptRuns[Run]):
                 raise
 
     def plot(self) -> Figure:
-        """Draw throughput and utilization over the first knob, a line for each other setting."""
+        """Draw throughput over the first knob, a line for each other setting."""
         from labkit.view.several_figures import draw_sweep
 
         return draw_sweep(self)

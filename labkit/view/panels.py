@@ -262,7 +262,7 @@ class FunctionPanel(Panel):
         took = [f"{short(row['ms'])} ms" if row.get("ms") else "measured" for row in rows]
         told = [row["error"] or each for row, each in zip(rows, took, strict=True)]
         why = added.error or f"{added.outcome} before it was measured"
-        good = bool(rows) and not added.failures
+        good = bool(rows) and not any(row["error"] for row in rows)
         self.say(f"{what}: {', '.join(told) or why}", good)
 
 

@@ -7,13 +7,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from labkit.knobs import as_typed
-from labkit.results.ranks import RanksData
+from labkit.results.ranks import RanksData, delays_of
 from labkit.results.sweep import SweptRuns
 from labkit.text import counted
-from labkit.view.rows_figure import draw_rows, height_of, notes_of, tidied
+from labkit.view.rows_figure import plot
 from labkit.view.style import BLUE, COMPUTE, OTHER, SKY, WAIT, our_style, page, stack
 
-RATE, BUSY = "samples/s", "device busy, %"
 AROUND_IN, RANK_IN = 1.0, 0.35  # inches
 RANK_PARTS = {  # part of RankTimes: (name, colour), as stacked
     "wait": ("waiting for data", WAIT),
@@ -24,30 +23,23 @@ RANK_PARTS = {  # part of RankTimes: (name, colour), as stacked
 }
 
 
-@our_style
 def draw_sweep(sweep: SweptRuns) -> Figure:
-    """Draw throughput and utilization against the sweep's first knob, a line per other combination.
+    """Draw throughput against the sweep's first knob, a line for each other combination.
 
     Numbers are drawn to scale, names have bars: see `lk.plot`. A run without numbers is a gap; a
     note says why.
     """
     knob, *others = sweep.knobs
-    rows = sweep.frame.astype(dict.fromkeys(["throughput", "utilization"], float))
+    rows = sweep.frame.rename(columns={"throughput": "samples/s"})
     rows["setting"] = [as_typed({name: each[name] for name in others}) for each in sweep.settings]
-    columns = {
-        y: tidied(rows.assign(**{y: values}), knob, y, "setting" if others else None)
-        for y, values in {RATE: rows["throughput"], BUSY: 100 * rows["utilization"]}.items()
-    }
-    rates = rows["throughput"]
+    rates = rows["samples/s"].astype(float)
     title = f"sweep of {', '.join(sweep.knobs)}"
     if rates.count() > 1:
         best = as_typed(sweep.settings[int(rates.argmax())])
         title = f"{best}: {rates.max() / rates.min():.1f}x the throughput of the slowest setting"
-    notes = [*notes_of(columns[RATE], "numbers"), *map(repr, sweep.runs[:1])]
-    figure, places = page(title, notes, [*map(height_of, columns.values())])
-    for axes, (y, drawn) in zip(places, columns.items(), strict=True):
-        draw_rows(axes, drawn, knob, y)
-    return figure
+    marks = dict.fromkeys(run.mark for run in sweep.runs)
+    title = "; ".join(filter(None, [*marks, title, delays_of(sweep.runs)]))
+    return plot(rows, knob, "samples/s", "setting" if others else None, title=title)
 
 
 @our_style
