@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from labkit.results.run_data import RunData
+from labkit.stamps.step_classes import split_steps
 
-PARTS = ("wait", "compute", "others", "transfer", "other")
 
-
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class RankTimes:
     """Where the measured steps of every rank went, as shares (ranks,) of wall time, 0 to 1.
 
@@ -22,25 +21,20 @@ class RankTimes:
     """
 
     ranks: tuple[int, ...]
-    seconds: dict[str, np.ndarray]  # the parts but "other", and "step": each (ranks, steps)
-    late: np.ndarray  # (steps,): the rank whose gradients came last, by place; -1 without any
     wait: np.ndarray
     compute: np.ndarray
     others: np.ndarray
     transfer: np.ndarray
     other: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.late)
+    step_s: float  # the mean step
+    seconds: dict[str, np.ndarray] = field(repr=False)  # the parts, each (ranks, steps)
+    # (steps,): the rank whose gradients came last, by place; -1 without any
+    late: np.ndarray = field(repr=False)
 
     def to_dict(self) -> dict[str, object]:
         """Return the shares of each rank as JSON types."""
-        shares = {part: np.round(getattr(self, part), 4).tolist() for part in PARTS}
-        return {"ranks": list(self.ranks), "steps": len(self), **shares}
-
-    def __repr__(self) -> str:
-        columns = (f"{part} {getattr(self, part).round(2).tolist()}" for part in PARTS)
-        return f"ranks {list(self.ranks)}: {', '.join(columns)}"
+        shares = {part: np.round(getattr(self, part), 4).tolist() for part in self.seconds}
+        return {"ranks": list(self.ranks), "steps": len(self.late), **shares}
 
 
 def rank_times(runs: Mapping[int, RunData]) -> RankTimes | None:
@@ -54,32 +48,26 @@ def rank_times(runs: Mapping[int, RunData]) -> RankTimes | None:
     start = max((run.warmup for run in runs.values()), default=0)
     if stop - start < 2:
         return None
-    # with the step before
-    stamps = np.stack([run.stamps_ns(slice(start - 1, stop)) for run in runs.values()]) / 1e9
-    asked, ready, _, _, begin, end = np.moveaxis(stamps[:, 1:], 2, 0)
-    before = stamps[:, :-1, 5]
-    step = np.maximum(end - before, 1e-9)
-    wait = np.clip(np.minimum(ready, begin) - np.maximum(asked, before), 0, None)
+    parts = np.stack([split_steps(run.stamps[start - 1 : stop]) for run in runs.values()])
+    wait, _, compute, _, _ = np.moveaxis(parts, 2, 0)
+    step = np.maximum(parts.sum(axis=2), 1e-9)
     exchange = np.stack([run.exchange_ns[start:stop] for run in runs.values()]) / 1e9
     known = np.asarray(np.isfinite(exchange).all(axis=(0, 2)))  # (steps,): the exchange was stamped
     complete, averaged = np.moveaxis(np.where(known[:, np.newaxis], exchange, 0.0), 2, 0)
     exposed = np.clip(averaged - complete, 0, None)
     others = np.clip(complete.max(axis=0) - complete, 0, exposed)
     if any(run.watched for run in runs.values()):
-        if np.median(np.ptp(end, axis=0)) > np.median(step):
+        ends = np.stack([run.host_ns[start:stop, 3] for run in runs.values()]) / 1e9
+        if np.median(np.ptp(ends, axis=0)) > np.median(step):
             return None
         others = step - wait
     seconds = {
         "wait": wait,
-        "compute": np.clip(end - begin - exposed, 0, None),
+        "compute": np.clip(compute - exposed, 0, None),
         "others": others,
         "transfer": np.clip(exposed - others, 0, None),
     }
+    seconds["other"] = np.clip(step - sum(seconds.values()), 0, None)
     shares = {part: each.sum(axis=1) / step.sum(axis=1) for part, each in seconds.items()}
-    return RankTimes(
-        tuple(runs),
-        {**seconds, "step": step},
-        np.where(known, complete.argmax(axis=0), -1),
-        **shares,
-        other=np.clip(1 - sum(shares.values()), 0, 1),
-    )
+    late = np.where(known, complete.argmax(axis=0), -1)
+    return RankTimes(tuple(runs), **shares, step_s=step.mean(), seconds=seconds, late=late)
