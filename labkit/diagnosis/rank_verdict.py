@@ -18,7 +18,7 @@ from labkit.diagnosis.judge import of_run
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.results.core_use import CoreUse
-from labkit.results.rank_times import RankTimes
+from labkit.results.ranks import RankTimes
 from labkit.results.run_data import RunData
 
 EXCHANGE_LESS = Remedy(
@@ -55,15 +55,16 @@ def of_ranks(runs: Mapping[int, RunData], times: RankTimes | None) -> RanksVerdi
     cores = {rank: CoreUse.of(run).own or 0.0 for rank, run in sorted(runs.items())}
     own = {rank: of_run(runs[rank], sum(cores.values()) - cores[rank]) for rank in cores}
     found = between_ranks(times) if times is not None and len(own) > 1 else []
-    if not found:
-        rank = max(own, key=lambda each: own[each].findings[0].lost_share)
+    late = [each.rank for each in found if each.rank is not None]
+    rank = late[0] if late else max(own, key=lambda each: own[each].findings[0].lost_share)
+    verdict = own[rank]
+    if found:
+        alone = (each for each in verdict.findings if each.lost_share)
+        verdict = replace(verdict, findings=(*map(worded, found), *alone))
+    elif len(own) > 1:
         note = f"No one of the {len(own)} ranks is seen to be late: this is of rank {rank} alone."
-        notes = (*own[rank].notes, note) if len(own) > 1 else own[rank].notes
-        return RanksVerdict(rank, replace(own[rank], notes=notes), own)
-    blamed = next((each.rank for each in found if each.rank is not None), min(own))
-    alone = (each for each in own[blamed].findings if each.lost_share)
-    told = (*map(worded, found), *alone)
-    return RanksVerdict(blamed, replace(own[blamed], findings=told), own)
+        verdict = replace(verdict, notes=(*verdict.notes, note))
+    return RanksVerdict(rank, verdict, own)
 
 
 def between_ranks(times: RankTimes) -> list[Finding]:

@@ -99,7 +99,8 @@ class LoaderWorkers:
     @property
     def slowest(self) -> str:
         """The slowest items of all workers, in words; not of a process's first batch."""
-        items = self.batches[self.batches.done > 0].nlargest(NAMED, "slow_ns")
+        items: Any = self.batches[self.batches.done > 0]
+        items = items.nlargest(NAMED, "slow_ns")
         pairs = zip(items.slow_index, items.slow_ns / 1e6, strict=True)
         return ", ".join(f"{index} ({ms:.0f} ms)" for index, ms in pairs)
 
