@@ -206,17 +206,15 @@ class Evidence(Measures):
     headroom: float  # the gain of a perfect loader, by replay within a pass
 
     @property
-    def num_workers(self) -> int:
-        """Of the loader; not known where it has none to set."""
+    def num_workers(self) -> int | None:
+        """Of the loader; None where it has none to set, or is not known."""
         count = self.knobs.get("num_workers")
-        if count is None:
-            raise NotMeasured("num_workers")
-        return int(count)
+        return None if count is None else int(count)
 
     @property
     def worker_count(self) -> int:
         """The same, 0 where it has none to set."""
-        return self.known("num_workers") or 0
+        return self.num_workers or 0
 
     @property
     def has_workers(self) -> bool:

@@ -26,7 +26,6 @@ from labkit.results.core_use import CoreUse
 from labkit.results.readings import mean_of, readings_of
 from labkit.results.run_data import RunData
 from labkit.stamps.step_classes import CLASSES, split_steps
-from labkit.text import counted
 from labkit.traces.read import xray_of
 
 # Share of the time spent waiting for data from which it is asked how many workers would be best
@@ -81,7 +80,6 @@ def known_of(run: RunData, parts: np.ndarray, ranks_cores: float) -> Evidence:
     asked, ready, _, done = run.host_ns[run.warmup :].T
     return Evidence(
         kind=machine.kind,
-        inside=f"x-ray of {counted(seen['steps'], 'step')}" if seen else "x-ray",
         stall_share=_stall_share(wait),
         padding_share=run.padding,
         launches_only=run.launches_only,
@@ -91,7 +89,7 @@ def known_of(run: RunData, parts: np.ndarray, ranks_cores: float) -> Evidence:
         peak=run.peak,
         xray=Xray(**{name: seen.get(name) for name in Xray.__annotations__}) if seen else None,
         kernels=kernels_of(xray_of(run)) if is_gpu else None,
-        lines=lines_of(run) if any(run.packed("lines")) else None,
+        lines=lines_of(run),
         loop=loop,
         body=body,
         workers=_workers(run),
@@ -102,7 +100,7 @@ def known_of(run: RunData, parts: np.ndarray, ranks_cores: float) -> Evidence:
         weights_dtype=run.weights_dtype,
         batch=_batch(run),
         # not worth a word to what computes no model
-        spare_card=spare if run.watched and run.weights_dtype and not is_gpu else None,
+        spare_card=None if is_gpu or not run.weights_dtype else spare,
         knobs=run.pipeline.to_dict(),
         code=LoopCode.of(run.loop_code, run.event("job"), run.trainer),
         trains=not body or bool({"backward", "optimizer"} & body.keys()),
@@ -157,12 +155,13 @@ def _epochs(run: RunData) -> Epochs:
     if len(firsts) < 2:
         return Epochs()
     wait_s = np.diff(run.host_ns[:, :2])[:, 0] / 1e9  # from asking for a batch to having it
-    second = firsts[1]
-    ordinary = np.setdiff1d(np.arange(second, len(wait_s)), firsts)
-    usual_s = wait_s[ordinary].mean() if len(ordinary) else 0.0
-    longer_s = (wait_s[1:second] - usual_s).sum() if second >= limits.MIN_STEPS else 0.0
-    starts, first = np.array([wait_s[firsts[1:]].sum(), longer_s]) / max(run.length_s, 1e-9)
-    return Epochs(float(starts), max(0.0, float(first)))
+    second, wall_s = firsts[1], max(run.length_s, 1e-9)
+    longer_s = (wait_s[1:second] - wait_s[second:].mean()).sum()
+    is_known = second >= limits.MIN_STEPS
+    return Epochs(
+        starts=float(wait_s[firsts[1:]].sum() / wall_s),
+        first=max(0.0, float(longer_s / wall_s)) if is_known else 0.0,
+    )
 
 
 def _card(run: RunData) -> CardEvidence:
@@ -181,15 +180,12 @@ def _card(run: RunData) -> CardEvidence:
 
 
 def _growth(run: RunData) -> LoopGrowth:
-    """Return what grew; of the memory (GiB) of a run's processes where it rose to the end."""
+    """Return what grew; of the memory (GiB) of a run's processes where it rose by SWELLS."""
     _, held = readings_of(run, "rss_gib")
-    held = held[np.isfinite(held)]
+    known = held[np.isfinite(held)]
     variables = tuple(run.growth)
-    if len(held) < limits.MEMORY_READINGS:
+    if len(known) < limits.MEMORY_READINGS:
         return LoopGrowth(variables=variables)
-    # The first fifth is the start: workers, caches
-    parts = np.array([np.median(part) for part in np.array_split(held, 5)[1:]])
-    early, late = float(parts[0]), float(parts[-1])
-    if (np.diff(parts) <= 0).any() or late < (1 + limits.SWELLS) * early:
-        return LoopGrowth(variables=variables)
-    return LoopGrowth(variables=variables, early_gib=early, late_gib=late)
+    _, early, *_, late = (float(np.median(part)) for part in np.array_split(known, 5))
+    risen = {"early_gib": early, "late_gib": late} if late >= (1 + limits.SWELLS) * early else {}
+    return LoopGrowth(variables=variables, **risen)  # the first fifth is the start: workers, caches

@@ -71,7 +71,7 @@ def wall_shares(
         return None
     trained = [span for span in loops if span[2] != VALIDATION] or loops
     first, last = trained[0][0], max(span[1] for span in trained)
-    start = min(loops[0][0], first if start_ns is None else start_ns)
+    start = min(loops[0][0], start_ns or first)
     end = max(end_ns or 0, *(span[1] for span in loops))
     around = [(start, first, BEFORE, ""), (first, last, BETWEEN, ""), (last, end, AFTER, "")]
     # Of spans that overlap the last one counts: so do loops, and of them the inner one
@@ -106,9 +106,8 @@ def _passes(run: RunData, is_known: bool) -> list[Span]:
     """Return the passes of a run's loop; `is_known`: which of the script's loops train."""
     part = (TRAINING if trains(run) else VALIDATION) if is_known else LOOP
     place = f"{PurePath(str(run.place[0])).name}:{run.place[1]}" if run.place else ""
-    # One that was killed ended with its last step
-    last = int(run.host_ns[-1, 3]) if run.steps else 0
-    begun = {each["n"]: (each["began"], last) for each in run.passes_begun if each.get("began")}
-    ended = {each["n"]: (each["began"], each["ended"]) for each in run.passes_ended}
-    spans = (begun | ended).values()
-    return [(began, over, part, place) for began, over in spans if began < over]
+    spans = [(each["began"], each["ended"]) for each in run.passes_ended]
+    if run.steps and len(run.passes_begun) > len(spans):  # killed: it ended with its last step
+        last = int(run.host_ns[-1, 3])
+        spans.append((run.passes_begun[-1].get("began") or last, last))
+    return [(began, ended, part, place) for began, ended in spans if began < ended]

@@ -193,8 +193,7 @@ def rank_times(runs: Mapping[int, RunData]) -> RankTimes | None:
     wait, _, compute, _, _ = np.moveaxis(parts, 2, 0)
     step = np.maximum(parts.sum(axis=2), 1e-9)
     exchange = np.stack([run.exchange_ns[start:stop] for run in runs.values()]) / 1e9
-    known = np.asarray(np.isfinite(exchange).all(axis=(0, 2)))  # (steps,): the exchange was stamped
-    complete, averaged = np.moveaxis(np.where(known[:, np.newaxis], exchange, 0.0), 2, 0)
+    complete, averaged = np.moveaxis(np.nan_to_num(exchange), 2, 0)  # 0: it was not stamped
     exposed = np.clip(averaged - complete, 0, None)
     others = np.clip(complete.max(axis=0) - complete, 0, exposed)
     if any(run.watched for run in runs.values()):
@@ -210,7 +209,7 @@ def rank_times(runs: Mapping[int, RunData]) -> RankTimes | None:
     }
     seconds["other"] = np.clip(step - sum(seconds.values()), 0, None)
     shares = {part: each.sum(axis=1) / step.sum(axis=1) for part, each in seconds.items()}
-    late = np.where(known, complete.argmax(axis=0), -1)
+    late = np.where(complete.any(axis=0), complete.argmax(axis=0), -1)
     return RankTimes(tuple(runs), **shares, step_s=step.mean(), seconds=seconds, late=late)
 
 
