@@ -213,12 +213,12 @@ def _samples(events: Iterable[Event]) -> pandas.DataFrame:
             # All of collating is one; a function has what it comprehends
             function = f"{place.file}:{place.function.partition('.<')[0]}"
             code = place.within if place.within == COLLATE else function
-            places[pid, number] = (*place[:-1], own, code)
+            places[pid, number] = (*place, own, code)
         for ended_ns, weight_ns, number in event["rows"]:
             place = places.get((pid, str(number)))
             if place is not None:
                 samples.append((pid, ended_ns, weight_ns / 1e9, *place))
-    names = ["pid", "ended_ns", "seconds", *Place._fields[:-1], "own", "code"]
+    names = ["pid", "ended_ns", "seconds", *Place._fields, "own", "code"]
     types = {"ended_ns": "int64", "seconds": "float64", "own": "bool"}
     return pandas.DataFrame(samples, columns=names).astype(types)
 

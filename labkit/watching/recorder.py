@@ -30,7 +30,7 @@ from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.interrupts import OwnErrors
 from labkit.watching import run_folders
 from labkit.watching.device_in_use import device_of, machine_and_clock
-from labkit.watching.loader_call import call_of, has_compiled, may_fuse, trainer_frame
+from labkit.watching.loader_call import call_of, has_compiled, in_trainer, may_fuse
 from labkit.watching.loop_steps import LoopSteps
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Recorder:
             code = call_of(loader)
         watched = {
             "loader": type(loader).__name__,
-            "trainer": trainer_frame() is not None,  # so that its arguments set the loader
+            "trainer": in_trainer(),
             "code": code,
             "place": self.place and list(self.place),
         }
