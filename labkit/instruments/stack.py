@@ -253,44 +253,34 @@ class Places:
 def _place_of(frames: list[FrameType]) -> Place:
     """Return the place of a stack, by its frames, the deepest first."""
     top = frames[0]
-    within, frames = _loaders_work(frames)
+    within = ""
+    modules = [*map(module_of_frame, frames)]
+    for depth, module in enumerate(modules):
+        if module in (FETCH, COLLATE):  # a loader is busy: what counts is what it called
+            collates = module == COLLATE or "collate_fn" in text_of(frames[depth])
+            within = "collate" if collates else "item"
+            frames, modules = frames[:depth], modules[:depth]
+            break
     own = next(filter(_is_users, frames), None)
     called = frames if own is None else frames[: frames.index(own)]
-    shown = own or _in_package(called) or top
     if top.f_code.co_filename.startswith(HOME) and not _is_users(top):
         # A process is often put off its core in the system calls of what records it
         kind = "labkit"
     else:
         kind = kind_of_line(top) if own is top else kind_of_calls(called)
+    if own is None:  # the deepest line of the package, not torch, that is called first
+        packages = [module.partition(".")[0] for module in modules]
+        first = next((package for package in reversed(packages) if package != "torch"), None)
+        own = frames[packages.index(first)] if first else top
     return Place(
         kind=kind,
         within=within,
-        file=shown.f_code.co_filename,
-        line=shown.f_lineno or shown.f_code.co_firstlineno,
-        function=name_of(shown.f_code),
-        call=text_of(shown),
+        file=own.f_code.co_filename,
+        line=own.f_lineno or own.f_code.co_firstlineno,
+        function=name_of(own.f_code),
+        call=text_of(own),
     )
-
-
-def _loaders_work(frames: list[FrameType]) -> tuple[str, list[FrameType]]:
-    """Return "item" or "collate", if a loader is busy with one, and the frames called for it.
-
-    If not, "" and all frames.
-    """
-    for depth, frame in enumerate(frames):
-        module = module_of_frame(frame)
-        if module in (FETCH, COLLATE):
-            collates = module == COLLATE or "collate_fn" in text_of(frame)
-            return "collate" if collates else "item", frames[:depth]
-    return "", frames
 
 
 def _is_users(frame: FrameType) -> bool:
     return is_users(frame.f_code.co_filename)
-
-
-def _in_package(frames: list[FrameType]) -> FrameType | None:
-    """Return the deepest frame of the package, not torch, that is called first; None without."""
-    packages = [module_of_frame(frame).partition(".")[0] for frame in frames]
-    first = next((package for package in reversed(packages) if package != "torch"), None)
-    return frames[packages.index(first)] if first else None

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from labkit.instruments import loader_knobs, record_head
-from labkit.instruments.batch_contents import BatchFacts, dtype_of_most, unseen
+from labkit.instruments.batch_contents import BatchFacts, dtype_of, largest_of, unseen
 from labkit.instruments.before_calls import held
 from labkit.instruments.growth import Growth
 from labkit.instruments.hangs import PROGRESS, HangWatch
@@ -226,7 +226,7 @@ class Recorder:
                 weights = [each for group in groups for each in group["params"]]
             fuses = may_fuse(self.optimizer)
             device = device_of(weights)
-            weights_dtype = dtype_of_most(weights)
+            weights_dtype = dtype_of(largest_of(weights))
         self.optimizer = None  # it is the script's
         machine, self.steps.clock = machine_and_clock(self.steps.ring.add, device)
         self.kind = machine["kind"]
