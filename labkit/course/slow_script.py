@@ -135,10 +135,10 @@ def other_work(run: Run, first: Run) -> str | None:
         return "not the same samples"
     losses = np.array([run.loss, first.loss])
     now, mean = losses.mean(axis=1)
+    tolerance = SAME_LOSS
     if "16" in f"{run.pipeline.precision} {first.pipeline.precision}":
-        is_same = np.isclose(now, mean, rtol=SAME_MEAN_LOSS)
-    else:
-        is_same = np.allclose(*losses, rtol=SAME_LOSS, atol=SAME_LOSS * mean)
+        losses, tolerance = losses.mean(axis=1), SAME_MEAN_LOSS
+    is_same = np.allclose(*losses, rtol=tolerance, atol=tolerance * mean)
     return None if is_same else f"other losses: {now:.4f} in the mean, it was {mean:.4f}"
 
 
