@@ -21,7 +21,9 @@ from labkit.stamps.shared_page import shared_page
 
 PROGRESS = "progress"  # the files' names begin so; one for each process of the loader
 LOOP = "loop"  # of the file of the process that takes the batches
-IDLE, FETCHING, WAITING, IN_BODY = range(4)  # states; the last two are the loop's
+# States: FETCHING is of a process that makes batches, IN_BODY and WAITING are the loop's. Of those
+# that do not move the first is what the others wait for
+IDLE, IN_BODY, FETCHING, WAITING = range(4)
 NO_INDEX = -(2**63)
 STATE, SINCE, BATCH, INDEX, PID, USUAL = range(6)  # words of a progress file
 WORDS = struct.Struct("=6q")
@@ -81,13 +83,12 @@ def hang_in(folders: list[Path], now: int) -> LiveHang | None:
     loops = [path for path in going if path.name == f"{PROGRESS}-{LOOP}"]
     if not loops:
         return None
-    file = max(loops, key=lambda path: words[path][SINCE])  # of nested loops the inner one
+    inner = max(loops, key=lambda path: words[path][SINCE])  # of nested loops
     seconds = (now - max(each[SINCE] for each in words.values())) / 1e9
-    if seconds < max(LEAST_S, LEAST_TIMES * words[file][USUAL] / 1e9):
+    if seconds < max(LEAST_S, LEAST_TIMES * words[inner][USUAL] / 1e9):
         return None
-    if words[file][STATE] == WAITING:  # for the process that has made its batch for longest
-        makers = [path for path in going if path.parent == file.parent and path not in loops]
-        file = min(makers, key=lambda path: words[path][SINCE], default=file)
+    here = [path for path in going if path.parent == inner.parent]
+    file = min(here, key=lambda path: words[path])  # by its state, then by since when
     state, _, batch, index, pid, _ = words[file]
     who = file.name.removeprefix(f"{PROGRESS}-")
     worker = int(who) if who.isdigit() else None
@@ -108,10 +109,9 @@ def hang_in(folders: list[Path], now: int) -> LiveHang | None:
 class HangWatch:
     """Looks at the loops of a script once a second, in a thread, and says once where they hang."""
 
-    def __init__(self, folders: Callable[[], list[Path]], say: Callable[[str], None] = say):
+    def __init__(self, folders: Callable[[], list[Path]]):
         """`folders` returns those of the runs by now."""
         self.folders = folders
-        self.say = say
         self.ended = _thread.allocate_lock()
         self.last: LiveHang | None = None  # that goes on
 
@@ -134,4 +134,4 @@ class HangWatch:
                     log = EventLog(self.last.folder)
                     log.write("hang", **self.last.event)
                     log.close()
-                    self.say(self.last.event["text"])
+                    say(self.last.event["text"])

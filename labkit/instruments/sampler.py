@@ -149,11 +149,10 @@ class Sampler:
             return "the program is told of every signal, or holds them back"
         there = signal.getsignal(signal.SIGURG)
         other = getattr(there, "__self__", None)
-        if not isinstance(other, Sampler):
-            return "" if there == signal.SIG_DFL else "SIGURG is not free"
-        if other.pid == os.getpid() and other.in_use:
-            return "the loop around this one is sampled"
-        other.stop()  # of a loop that is over for now
+        if isinstance(other, Sampler) and not (other.in_use and other.pid == os.getpid()):
+            other.stop()  # of a loop that is over for now
+        elif there != signal.SIG_DFL:
+            return "the loop around this one, or the program itself, has the signal SIGURG"
         return ""
 
     def claim(self, frame: FrameType) -> None:
@@ -169,11 +168,8 @@ class Sampler:
         if thread is not None and self.pid == os.getpid():
             thread.release()
             with contextlib.suppress(ValueError):  # in another thread
-                if self._has_the_signal():
+                if signal.getsignal(signal.SIGURG) == self._in_user_mode:
                     signal.signal(signal.SIGURG, signal.SIG_DFL)
-
-    def _has_the_signal(self) -> bool:
-        return signal.getsignal(signal.SIGURG) == self._in_user_mode
 
     def _in_user_mode(self, _signal: int, frame: FrameType | None) -> None:
         """Note where the main thread computes; the kernel found it there."""
@@ -187,7 +183,9 @@ class Sampler:
         """Note where the main thread sleeps; write what has gathered."""
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
         with contextlib.suppress(Exception):  # Python would show it on the user's stderr
-            while self.thread is thread and self._has_the_signal() and self.taken < self.most:
+            while self.thread is thread and self.taken < self.most:
+                if signal.getsignal(signal.SIGURG) != self._in_user_mode:
+                    break  # the program has its own handler by now
                 pause_s = self._period_s()
                 due = now_ns() + int(pause_s * 1e9)
                 if thread.sampled.acquire(timeout=pause_s):  # no time.sleep: programs replace it

@@ -94,7 +94,7 @@ def watch_script(
         found = without_verdict(text, "")  # that is said already
     else:
         more = {"LABKIT_HEADROOM": "1"} if headroom else {}
-        with ScriptTelemetry(folder) as telemetry, HangWatch(telemetry.look, _say) as hangs:
+        with ScriptTelemetry(folder) as telemetry, HangWatch(telemetry.look) as hangs:
             env = hooked(LABKIT_WATCHING=str(folder), **more)
             code = run_in_foreground(command, env, stdout)
         try:
