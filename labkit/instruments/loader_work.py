@@ -17,7 +17,6 @@ import psutil
 
 from labkit.instruments.hangs import (
     BATCH,
-    COLLATING,
     FETCHING,
     IDLE,
     INDEX,
@@ -165,7 +164,7 @@ class LoaderWork:
         if self.singly:
             self.laps.append(self.singly.lap())
         self.fetched = self.words[SINCE] = now_ns()
-        self.words[STATE] = COLLATING
+        self.words[INDEX] = NO_INDEX
         self.is_collating = True
 
     def end_fetch(self) -> None:

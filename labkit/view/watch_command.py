@@ -94,7 +94,7 @@ def watch_script(
         found = without_verdict(text, "")  # that is said already
     else:
         more = {"LABKIT_HEADROOM": "1"} if headroom else {}
-        with ScriptTelemetry(folder) as telemetry, HangWatch(telemetry.look, _say) as hangs:
+        with ScriptTelemetry(folder) as telemetry, HangWatch(telemetry.look) as hangs:
             env = hooked(LABKIT_WATCHING=str(folder), **more)
             code = run_in_foreground(command, env, stdout)
         try:
@@ -152,8 +152,8 @@ def _of_run(found: ScriptVerdict, hang: LiveHang | None, headroom: bool) -> Judg
         values["headroom"] = found.headroom
         texts.append(found.headroom["text"] if found.headroom else NOT_TRAINED)
     if hang is not None:
-        values["hang"] = hang.to_dict()
-        texts.append(f"a hang: {hang.text}")
+        values["hang"] = hang.event
+        texts.append(f"a hang: {hang.event['text']}")
     texts += [str(lines)] if len(lines) else []
     texts.append(f"record: {run.path} (lk.load, labkit diagnose)")
     texts += [TO_TRY] if verdict.bottleneck == "input" else []
@@ -163,8 +163,8 @@ def _of_run(found: ScriptVerdict, hang: LiveHang | None, headroom: bool) -> Judg
 def _of_nothing(folder: Path, code: int, hang: LiveHang | None) -> Judged:
     """Say why no step of a script was recorded; `hang` is what kept it from one, if it hung."""
     if hang is not None:
-        told = f"before the first step was over, {hang.text}"
-        known = {"record": str(hang.folder), "hang": hang.to_dict()}
+        told = f"before the first step was over, {hang.event['text']}"
+        known = {"record": str(hang.folder), "hang": hang.event}
         text = f"{told}\nrecord: {hang.folder}"
         return without_verdict(told, text, bottleneck="unsure", **known)
     told = _why_nothing(folder)

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from labkit.instruments import loader_knobs, record_head
-from labkit.instruments.batch_contents import BatchFacts, dtype_of_most, unseen
+from labkit.instruments.batch_contents import BatchFacts, dtype_of, largest_of, unseen
 from labkit.instruments.before_calls import held
 from labkit.instruments.growth import Growth
 from labkit.instruments.hangs import PROGRESS, HangWatch
@@ -30,7 +30,7 @@ from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.interrupts import OwnErrors
 from labkit.watching import run_folders
 from labkit.watching.device_in_use import device_of, machine_and_clock
-from labkit.watching.loader_call import call_of, has_compiled, may_fuse, trainer_frame
+from labkit.watching.loader_call import call_of, has_compiled, in_trainer, may_fuse
 from labkit.watching.loop_steps import LoopSteps
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Recorder:
             code = call_of(loader)
         watched = {
             "loader": type(loader).__name__,
-            "trainer": trainer_frame() is not None,  # so that its arguments set the loader
+            "trainer": in_trainer(),
             "code": code,
             "place": self.place and list(self.place),
         }
@@ -226,7 +226,7 @@ class Recorder:
                 weights = [each for group in groups for each in group["params"]]
             fuses = may_fuse(self.optimizer)
             device = device_of(weights)
-            weights_dtype = dtype_of_most(weights)
+            weights_dtype = dtype_of(largest_of(weights))
         self.optimizer = None  # it is the script's
         machine, self.steps.clock = machine_and_clock(self.steps.ring.add, device)
         self.kind = machine["kind"]
