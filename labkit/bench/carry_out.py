@@ -18,7 +18,7 @@ from labkit.bench.loop import Trainer, train
 from labkit.bench.planted_fault import planted
 from labkit.bench.quick_runs import shorten
 from labkit.bench.resolve_config import resolve_config
-from labkit.instruments import devices, loader_workers, machine, resources
+from labkit.instruments import loader_workers, machine, resources
 from labkit.instruments.loader_hook import Recording, in_workers
 from labkit.instruments.loader_work import LoaderWork
 from labkit.instruments.sampler import Sampler
@@ -39,9 +39,9 @@ def do(order: RunOrder | RowsOrder, folder: Path, log: EventLog) -> None:
     """Take the device, do what `order` says on it, and write what it took."""
     if "source" not in order or "measure" in order:  # a reader's own step keeps its threads
         resources.use_fixed_threads()
-    device = devices.find_device(order["pipeline"]["device"])
-    devices.use(device)
-    here = machine.describe(device) | {"unused_gpu": devices.unused_gpu()}
+    device = machine.find_device(order["pipeline"]["device"])
+    machine.use(device)
+    here = machine.describe(device) | {"unused_gpu": machine.unused_gpu()}
     log.write("machine", **here)
     hold(Path(order["cache"]), here.get("uuid") or device.type, order["run"], waiting=log.waiting)
     if "measure" in order:

@@ -21,7 +21,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from labkit.bench import formats, handoff
 from labkit.bench.data import Batch
 from labkit.bench.loop import Trainer
-from labkit.instruments import devices
+from labkit.instruments import machine
 from labkit.instruments.record_head import write_or_why
 from labkit.spec import Job
 from labkit.stamps.events import XRAY_NAME, EventLog
@@ -96,7 +96,7 @@ def _recorded(trainer: Trainer, batches: Iterator[Batch]) -> profiler:
             trainer.after_step()  # its kernels, if any, are none of the step's compute
             if time.perf_counter() - start > PROFILED_S:
                 break
-        devices.finish(trainer.device)  # its kernels must be in the trace
+        machine.finish(trainer.device)  # its kernels must be in the trace
     return recorded
 
 
@@ -185,10 +185,10 @@ def _timed(trainer: Trainer, images: torch.Tensor, labels: torch.Tensor, precisi
     asked = trainer.job.precision
     trainer.job.precision = precision
     try:
-        devices.finish(trainer.device)
+        machine.finish(trainer.device)
         start = clock()
         trainer.compute(images, labels, update=True)
-        devices.finish(trainer.device)
+        machine.finish(trainer.device)
         return clock() - start
     finally:
         trainer.job.precision = asked
