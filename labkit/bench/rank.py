@@ -20,7 +20,7 @@ from labkit.instruments import lifetime, machine, resources
 from labkit.instruments.record_head import write_spec
 from labkit.instruments.telemetry_process import telemetry_beside
 from labkit.knobs import Settings
-from labkit.orders import RanksOrder
+from labkit.orders import Order
 from labkit.process.device_lock import hold
 from labkit.stamps.events import EventLog
 
@@ -28,7 +28,7 @@ NO_CARD = "each rank needs a CUDA device of its own, and there are fewer: all tr
 TOGETHER = "ranks end together, after as many steps"
 
 
-def run(order: RanksOrder, folder: Path, log: EventLog) -> None:
+def run(order: Order, folder: Path, log: EventLog) -> None:
     """Join the other ranks, train with them, and write what this one did."""
     rank = int(os.environ["RANK"])
     ranks = order["ranks"]

@@ -14,14 +14,14 @@ import time
 from pathlib import Path
 
 from labkit.instruments import lifetime
-from labkit.orders import RanksOrder
+from labkit.orders import Order
 from labkit.process import family
 from labkit.stamps.events import FILE_NAME, EventLog, events_named
 
 POLL_S = 0.05
 
 
-def launch(order: RanksOrder, folder: Path, log: EventLog) -> int | None:
+def launch(order: Order, folder: Path, log: EventLog) -> int | None:
     """Start the ranks, and wait for them; return the exit code, None if it is 0."""
     log.write("hello", pid=os.getpid())
     log.stage("starting the ranks")

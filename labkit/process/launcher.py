@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from labkit.orders import Plan
+from labkit.orders import Order
 from labkit.process import device_lock, family, folders, leftovers
 from labkit.stamps.events import RESERVE_BYTES, RESERVE_NAME, SPEC_NAME, EventLog, private
 
@@ -52,7 +52,7 @@ class Handle:
     def start(self, idle_s: float | None = None) -> None:
         """Start the supervisor, which starts the others; with `idle_s` as a standby."""
         self.deadline = time.monotonic() + 0.99 * (idle_s or 0.0)  # no race with its own end
-        plan = Plan(
+        plan = Order(
             kernel_pid=os.getpid(),
             system=family.this_system(),
             idle_s=idle_s,
