@@ -1,6 +1,6 @@
 """Where the whole time of a script went: before, within and between its loops. It adds up to 1.
 
-Passes over loaders, checkpoints and stops by a signal have their moments in the log. A validation
+Passes over loaders and stops by a signal have their moments in the log. A validation
 over anything else, such as a list of tensors, is time between epochs, or in the training loop.
 """
 
@@ -21,7 +21,6 @@ from labkit.text import percent
 BEFORE = "before the first batch"
 TRAINING = "training loop"
 VALIDATION = "validation"
-SAVING = "checkpoints"
 BETWEEN = "between epochs"
 AFTER = "after the last epoch"
 LOOP = "loop"  # where it is not known which of them trains
@@ -88,8 +87,6 @@ def wall_shares(
     end = max(end_ns or 0, *(span[1] for span in loops))
     spans: list[Span] = [(first, last, BETWEEN, ""), (start, first, BEFORE, "")]
     spans += [(last, end, AFTER, ""), *loops]
-    for run in runs:
-        spans += [(each["began"], each["ended"], SAVING, "") for each in run.saves]
     moments = np.clip([span[:2] for span in spans], start, end)
     edges = np.unique(moments)
     owner = np.zeros(len(edges) - 1, dtype=int)  # of the stretches between them
@@ -103,7 +100,7 @@ def wall_shares(
     parts = []
     for (part, place), spent_s in sorted(seconds.items(), key=lambda each: -each[1]):
         call = ""
-        if part in (SAVING, BETWEEN):
+        if part == BETWEEN:
             place, call = _costliest_line(runs, edges, part_from == part)
         if spent_s:
             parts.append(WallShare(part, spent_s, spent_s / whole_s, place, call))
