@@ -25,6 +25,7 @@ from labkit.results.run_data import RunData
 from labkit.stamps.events import FILE_NAME, events_named, now_ns
 from labkit.tuning.script_bench import runnable
 from labkit.watching.foreground import run_in_foreground
+from labkit.watching.headroom import TOO_SOON
 from labkit.watching.run_folders import folders_in, hooked
 
 Values = dict[str, object]  # as JSON types
@@ -36,7 +37,6 @@ NOT_LOADED = (
     "or -S, or with another PYTHONPATH: leave these out and add to PYTHONPATH what it holds. "
     f"{WRAP}"
 )
-NOT_TRAINED = "headroom: not measured, as no optimizer made a step within a DataLoader's loop."
 TO_TRY = "to try settings on it: labkit tune -- <the same command>"  # which may hold a secret
 _say = partial(say, by="labkit watch")
 
@@ -150,7 +150,7 @@ def _of_run(found: ScriptVerdict, hang: LiveHang | None, headroom: bool) -> Judg
         texts.append(f"whole time: {shares}")
     if headroom:
         values["headroom"] = found.headroom
-        texts.append(found.headroom["text"] if found.headroom else NOT_TRAINED)
+        texts.append(found.headroom["text"] if found.headroom else TOO_SOON)
     if hang is not None:
         values["hang"] = hang.event
         texts.append(f"a hang: {hang.event['text']}")
@@ -187,7 +187,7 @@ def _why_nothing(folder: Path) -> str:
     if not (folder / "torch").exists():
         return f"error: no process imported torch.utils.data or torch.optim. {WRAP}"
     if not folders_in(folder):
-        return f"no DataLoader was iterated, and no optimizer made three steps. {WRAP}"
+        return f"no loader seen here: no DataLoader was iterated. {WRAP}"
     return "a loop was seen, but none of its steps was over when it ended: let it run for longer."
 
 
