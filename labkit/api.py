@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.knobs import Settings
 from labkit.process.leftovers import recover_loop
 from labkit.results.comparison import ComparedRuns
 from labkit.results.launch import Launched, started
@@ -185,19 +184,13 @@ class Measurements(LiveResult[MeasurementsData], MeasurementsData):
 class Sweep(SweptRuns[Run]):
     """The runs of a sweep: one for each of `settings`, or for the first of them where it ended."""
 
-    def measure(
-        self,
-        start: Callable[[Pipeline], Run],
-        each: Callable[[Run], object],
-        begun: Callable[[Settings], object],
-    ) -> None:
+    def measure(self, start: Callable[[Pipeline], Run], each: Callable[[Run], object]) -> None:
         """Run every setting, one after the other.
 
-        `begun` is called with a setting before `start` launches its pipeline, `each` with its run
-        while that goes on. An interrupt stops the run and keeps those before it.
+        `start` launches a pipeline, `each` is called with its run while that goes on. An interrupt
+        stops the run and keeps those before it.
         """
         for setting in self.settings:
-            begun(setting)
             run = start(self.pipeline.but(**setting))
             self.runs.append(run)
             try:
