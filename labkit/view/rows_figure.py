@@ -151,8 +151,8 @@ def _notes(drawn: pandas.DataFrame, y: str) -> list[str]:
     notes = [*drawn.loc[~drawn["is_beside"], "origin"].unique()]
     gaps = drawn[drawn["y"].isna()]
     if len(gaps):
-        rows = gaps["label"] + " " + gaps["x"].astype(str) + " " + gaps["error"]
-        notes.append(f"no {y}: {', '.join(rows.str.strip())}")
+        rows = [" ".join(map(str, row)).strip() for row in gaps[["label", "x", "error"]].to_numpy()]
+        notes.append(f"no {y}: {', '.join(rows)}")
     return notes
 
 
