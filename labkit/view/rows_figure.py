@@ -119,7 +119,7 @@ def _tidied(
             raise ValueError(f"No column {column!r}; there are: {', '.join(table.columns)}.")
     frame = table.reset_index(drop=True)
     origin = pandas.Series(mark or "", frame.index)
-    if "source" in frame:
+    if {"card", "source"} <= {*frame}:
         origin = "published by " + frame["source"].replace(GITHUB, r"\1", regex=True)
         if "card" not in (x, by):
             origin = frame["card"] + ", " + origin
@@ -149,9 +149,9 @@ def _is_number(column: pandas.Series) -> bool:
 def _notes(drawn: pandas.DataFrame, y: str) -> list[str]:
     """Return what stands below the axes: where it was measured, and what has no number, and why."""
     notes = [*drawn.loc[~drawn["is_beside"], "origin"].unique()]
-    gaps = drawn[drawn["y"].isna()]
+    gaps = drawn.loc[drawn["y"].isna(), ["label", "x", "error"]].astype(str)
     if len(gaps):
-        rows = [" ".join(map(str, row)).strip() for row in gaps[["label", "x", "error"]].to_numpy()]
+        rows = gaps.agg(" ".join, axis="columns").str.strip()
         notes.append(f"no {y}: {', '.join(rows)}")
     return notes
 
