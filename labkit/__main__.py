@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import labkit as lk
-from labkit.results.records import head_of
+from labkit.stamps.record import head_of
 from labkit.terminal import (
     Outcome,
     add_command,

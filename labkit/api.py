@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +16,16 @@ from labkit.knobs import Settings
 from labkit.process.leftovers import recover_loop
 from labkit.results.comparison import ComparedRuns
 from labkit.results.launch import Launched, started
-from labkit.results.log_data import Events
-from labkit.results.log_reader import LiveResult, Process, follows_its_log
+from labkit.results.log_reader import LiveResult, Process
 from labkit.results.measurements import MeasurementsData
 from labkit.results.payload import Source
 from labkit.results.ranks import RanksData
-from labkit.results.records import head_of, kind_of
 from labkit.results.run_data import RunData
 from labkit.results.sweep import SweptRuns
 from labkit.results.workers import LoaderWorkers
 from labkit.spec import Pipeline
 from labkit.stamps.events import FILE_NAME
-from labkit.stamps.record import RecordError, Tail
+from labkit.stamps.record import RecordError, Tail, head_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from labkit.traces.read import Breakdown, RankTraces
 
 
-@follows_its_log
 class Run(LiveResult[RunData], RunData):
     """One measured run, live or recorded. Statistics leave out the warm-up, and are of now."""
 
@@ -114,7 +111,6 @@ class RankRun(Run):
         return self.whole.data.runs[self.rank]
 
 
-@follows_its_log
 class Ranks(LiveResult[RanksData], RanksData):
     """A distributed run: `ranks[1]` is a Run, `len(ranks)` how many have begun."""
 
@@ -156,7 +152,6 @@ class Ranks(LiveResult[RanksData], RanksData):
         ]
 
 
-@follows_its_log
 class Measurements(LiveResult[MeasurementsData], MeasurementsData):
     """The rows that `lk.measure` measured. Live or recorded, like a Run."""
 
@@ -241,14 +236,20 @@ class Workers(LoaderWorkers):
 
 
 Loaded = Run | Measurements | Ranks
-LIVE: dict[type, type[Loaded]] = {each.KIND: each for each in (Run, Measurements, Ranks)}
+
+
+def _live(spec: Mapping[str, object]) -> type[Loaded]:
+    """Return what a log becomes whose first event holds `spec`."""
+    if spec.get("measure"):
+        return Measurements
+    return Ranks if spec.get("ranks") else Run
 
 
 def load(path: str | os.PathLike[str]) -> Loaded:
     """Load a saved or recorded run; raises RecordError (a ValueError) on anything else."""
     if os.path.isdir(path):
         recover_loop(Path(path))
-    return LIVE[kind_of(head_of(path).get("spec", {}))](Path(path), recorded=True)
+    return _live(head_of(path).get("spec", {}))(Path(path), recorded=True)
 
 
 def diagnose(
@@ -280,7 +281,7 @@ def diagnose(
             "is nothing to diagnose: lk.load(path) shows its numbers; diagnose a training run."
         )
     if isinstance(data, RanksData):
-        return of_ranks(data.runs or {0: RunData(data.path, Events())}, data.times).verdict
+        return of_ranks(data.runs or {0: RunData(data.path)}, data.times).verdict
     return judge.of_run(data)
 
 
@@ -304,4 +305,4 @@ def launch(
         OSError: No process could be started.
     """
     handle = started(spec, fault, after, source)
-    return LIVE[kind_of(spec.to_spec())](handle.folder, process=handle)
+    return _live(spec.to_spec())(handle.folder, handle)

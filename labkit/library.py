@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import labkit
 from labkit.api import Loaded, load
-from labkit.results.records import head_of
+from labkit.stamps.record import head_of
 
 if TYPE_CHECKING:
     import pandas

@@ -90,7 +90,7 @@ class Lines(Result):
 
     def __init__(self, run: RunData):
         """Join the samples of `run` with its steps, warm-up excluded."""
-        frame = _samples(run.packed("lines"))
+        frame = _samples(run.all("lines"))
         stamps = run.stamps if run.steps else np.zeros((1, 6))
         moment = run.seconds(frame.ended_ns.to_numpy())
         step = np.searchsorted(stamps[:, 0], moment, side="right") - 1

@@ -116,7 +116,7 @@ def known_of(run: RunData, wait: np.ndarray, ranks_cores: float) -> Evidence:
         peak=run.peak,
         xray=Xray(**{name: seen.get(name) for name in Xray.__annotations__}) if seen else None,
         kernels=kernels_of(xray_of(run)) if is_gpu else None,
-        lines=lines_of(run) if any(run.packed("lines")) else None,
+        lines=lines_of(run) if run.all("lines") else None,
         loop=loop,
         body=body,
         workers=_workers(run),

@@ -163,7 +163,7 @@ def _batches_of(run: RunData) -> pandas.DataFrame:
 
     rows = [
         row
-        for event in run.packed("items")
+        for event in run.all("items")
         for row in event["rows"]
         if fits(row, "item_times") and len(row[-1]) == len(row[-2])
     ]

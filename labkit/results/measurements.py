@@ -34,7 +34,7 @@ class MeasurementsData(LogData):
     @cached_property
     def own_rows(self) -> list[Row]:
         """The rows of its own log."""
-        return [row_of(event) for event in self.events.all["row"]]
+        return [row_of(event) for event in self.all("row")]
 
     @property
     def all_rows(self) -> list[Row]:
@@ -73,7 +73,7 @@ class MeasurementsData(LogData):
 
         A row that was skipped or that ran out of memory is no mistake.
         """
-        events = self.events.all["row"]
+        events = self.all("row")
         if not events or any(event.get("kind") != "mistake" for event in events):
             return None
         return events[0].get("error") or "nobody said why"

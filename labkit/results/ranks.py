@@ -9,17 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.bench.grid import NOISY
 from labkit.knobs import Settings, as_typed
-from labkit.results.log_data import ENDINGS, Events, LogData, fact
+from labkit.results.log_data import ENDINGS, LogData, fact
 from labkit.results.rank_times import RankTimes, rank_times
 from labkit.results.run_data import RunData
 from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.spec import Pipeline
+from labkit.stamps.record import Event
 from labkit.text import noise
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 FREE = ("steps", "seconds", "xray", "device")  # knobs in which a run and its ranks may differ
 
@@ -32,24 +38,45 @@ class RanksData(LogData):
         "spread", "noisy",
     )  # fmt: skip
 
+    def __init__(self, path: Path, *, recorded: bool = False):
+        """Take the log in a run's folder, and those of its ranks below; or a saved record."""
+        super().__init__(path, recorded=recorded)
+        self._ranks: dict[int, RunData] = {}
+
+    def _rank(self, number: int) -> RunData:
+        rank = RunData(self.path / f"rank{number}", recorded=self.recorded)
+        return self._ranks.setdefault(number, rank)
+
+    def follow(self) -> bool:
+        """Take in what has been written since, by the ranks too."""
+        own = super().follow()
+        return any([own, *(self._rank(number).follow() for number in range(self.world_size))])
+
+    def take_in(self, event: Event) -> None:
+        """Take in one more event, of the whole or of a rank."""
+        number = event.get("of_rank")
+        if number is None:
+            super().take_in(event)
+        else:
+            self._rank(number).take_in(event)
+
+    def as_of_now(self, alive: bool) -> Self:
+        """Return what has been read by now, of the ranks too."""
+        now = super().as_of_now(alive)
+        now._ranks = {number: rank.as_of_now(alive) for number, rank in self._ranks.items()}
+        return now
+
     @cached_property
     def runs(self) -> dict[int, RunData]:
-        """What every rank's own log says, by its number."""
-        return {
-            number: self._rank(number, self.of_ranks[number]) for number in sorted(self.of_ranks)
-        }
-
-    def _rank(self, number: int, events: Events) -> RunData:
-        """Return what a rank's own log says; of one that could not say it, how it ended."""
+        """What every rank's own log says, by its number; of one that could not, how it ended."""
         end = self.event("end")
-        if end is not None and not any(map(events.last.get, ENDINGS)):
-            events = events.as_of_now()
-            by_other = f"ended because rank {self.failed_rank} failed"
-            is_own = self.failed_rank in (None, number)
-            events.take_in(end if is_own else {**end, "why": by_other})
-        return RunData(
-            self.path / f"rank{number}", events, recorded=self.recorded, alive=self.alive
-        )
+        begun = {n: run for n, run in sorted(self._ranks.items()) if run.event("spec")}
+        for number, run in begun.items():
+            if end is not None and not any(map(run.event, ENDINGS)):
+                by_other = f"ended because rank {self.failed_rank} failed"
+                is_own = self.failed_rank in (None, number)
+                run.take_in(end if is_own else {**end, "why": by_other})
+        return begun
 
     def __len__(self) -> int:
         return len(self.runs)

@@ -38,7 +38,7 @@ class LoaderWorkers:
         self.run = run
         self.events = [
             event
-            for event in run.packed("items")
+            for event in run.all("items")
             if event.get("batches") is not None and fits(event, "worker_items")
         ]
 
