@@ -45,7 +45,7 @@ WHOLE = (
 KEYS = {
     "spec": "version run utc labkit pipeline script measure points",
     "machine": "device kind name memory_gib cpu_name cpu_cores host_cores cores_limit ram_gib "
-    "shm_gib threads os sm_count compute_capability driver pcie versions",
+    "threads sm_count compute_capability driver versions",
     "job": "pipeline not_applied unit",
     "error": "kind message",
 }

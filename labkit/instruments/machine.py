@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,6 @@ def describe(device: torch.device) -> dict[str, Any]:
         "ram_gib": ram_gib,
         "threads": torch.get_num_threads(),
     }
-    with contextlib.suppress(OSError):
-        found["shm_gib"] = _gib(shutil.disk_usage("/dev/shm").total)
     kind = devices.kind_of(device)
     if kind not in devices.MEASURED:  # of a loop that is watched
         return found | {"name": kind}
@@ -49,20 +46,16 @@ def describe(device: torch.device) -> dict[str, Any]:
 def _describe_card(device: torch.device) -> dict[str, Any]:
     """Return what `describe` adds, or says otherwise, of a CUDA device."""
     card = torch.cuda.get_device_properties(device)
-    uuid = devices.card_uuid(device)
     found = {
         "name": card.name,
         "memory_gib": _gib(card.total_memory),
-        "uuid": uuid,
+        "uuid": devices.card_uuid(device),
         "sm_count": card.multi_processor_count,
         "compute_capability": f"{card.major}.{card.minor}",
     }
     with contextlib.suppress(pynvml.NVMLError):  # what only the driver tells
         pynvml.nvmlInit()
         found["driver"] = pynvml.nvmlSystemGetDriverVersion()
-        link = pynvml.nvmlDeviceGetHandleByUUID(uuid)  # at most: an idle card slows it down
-        generation = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(link)
-        found["pcie"] = f"generation {generation} x{pynvml.nvmlDeviceGetMaxPcieLinkWidth(link)}"
     return found
 
 
