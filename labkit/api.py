@@ -10,12 +10,16 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from labkit.instruments.record_head import spec_event
 from labkit.knobs import Settings
+from labkit.orders import Asked
+from labkit.process import folders, launcher
 from labkit.process.leftovers import recover_loop
 from labkit.results.comparison import ComparedRuns
-from labkit.results.launch import Launched, started
+from labkit.results.failures import with_remedy
+from labkit.results.hardware import check_device
 from labkit.results.log_reader import LiveResult, Process
 from labkit.results.measurements import MeasurementsData
 from labkit.results.payload import Source
@@ -23,7 +27,7 @@ from labkit.results.ranks import RanksData
 from labkit.results.run_data import RunData
 from labkit.results.sweep import SweptRuns
 from labkit.results.workers import LoaderWorkers
-from labkit.spec import Pipeline
+from labkit.spec import LOADER_KNOBS, Pipeline
 from labkit.stamps.events import FILE_NAME
 from labkit.stamps.record import RecordError, Tail, head_of
 
@@ -34,6 +38,14 @@ if TYPE_CHECKING:
     from labkit.diagnosis.verdict import Diagnosis
     from labkit.traces.public import PublicTrace
     from labkit.traces.read import Breakdown, RankTraces
+
+
+class Launched(Protocol):
+    """A spec of something that can be run: a Pipeline, a Grid, Distributed ranks."""
+
+    def to_spec(self) -> Asked:
+        """Return what the log's first event says of it."""
+        ...
 
 
 class Run(LiveResult[RunData], RunData):
@@ -304,5 +316,20 @@ def launch(
         ValueError: The device that it names is not here.
         OSError: No process could be started.
     """
-    handle = started(spec, fault, after, source)
-    return _live(spec.to_spec())(handle.folder, handle)
+    asked = spec.to_spec()
+    check_device(asked["pipeline"]["device"], asked.get("ranks", 0))
+    said: dict[str, Any] = {**asked}
+    if source is not None and "measure" not in asked:  # the other knobs act on no part of theirs
+        knobs = {name: asked["pipeline"][name] for name in LOADER_KNOBS}
+        said = {"pipeline": knobs, "watched": {"loader": f"DataLoader({source.name})"}}
+    kind = launcher.RANKS if "ranks" in asked else launcher.BENCH
+    try:
+        with launcher.starting(kind, after) as handle:
+            run = handle.folder.name
+            order: Any = {"run": run, "cache": str(folders.home()), "fault": fault, **asked}
+            if source is not None:
+                order["source"] = source.place(handle.folder)
+            handle.begin(order, spec_event(run, **said))
+    except OSError as error:
+        raise OSError(with_remedy(f"No run could be started: {error}.")) from error
+    return _live(asked)(handle.folder, handle)
