@@ -123,9 +123,8 @@ class LiveResult(Generic[Data]):
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
         """Write the record to `path`: one file, packed where its name ends in .gz; return it.
 
-        A file that is not as labkit wrote it is replaced only with `overwrite`, else FileKept is
-        raised, which is a ValueError and an OSError. Where writing fails, the file that was there
-        stays.
+        A file that is there is replaced only with `overwrite`, else FileKept is raised, which is a
+        ValueError and an OSError. Where writing fails, the file that was there stays.
         """
         path = Path(path)
         if path.exists() and os.path.samefile(record_file(self.path), path):

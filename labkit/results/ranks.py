@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,9 +22,6 @@ from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.spec import Pipeline
 from labkit.stamps.record import Event
 from labkit.text import noise
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 FREE = ("steps", "seconds", "xray", "device")  # knobs in which a run and its ranks may differ
 
@@ -60,17 +56,15 @@ class RanksData(LogData):
         else:
             self._rank(number).take_in(event)
 
-    def as_of_now(self, alive: bool) -> Self:
-        """Return what has been read by now, of the ranks too."""
-        now = super().as_of_now(alive)
-        now._ranks = {number: rank.as_of_now(alive) for number, rank in self._ranks.items()}
-        return now
-
     @cached_property
     def runs(self) -> dict[int, RunData]:
         """What every rank's own log says, by its number; of one that could not, how it ended."""
         end = self.event("end")
-        begun = {n: run for n, run in sorted(self._ranks.items()) if run.event("spec")}
+        begun = {
+            number: rank.as_of_now(self.alive)
+            for number, rank in sorted(self._ranks.items())
+            if rank.event("spec")
+        }
         for number, run in begun.items():
             if end is not None and not any(map(run.event, ENDINGS)):
                 by_other = f"ended because rank {self.failed_rank} failed"

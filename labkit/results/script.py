@@ -19,37 +19,22 @@ from labkit.results.run_data import RunData
 from labkit.results.templates import template
 from labkit.spec import GRAPH_MODES, KNOBS, LOADER_KNOBS, PYTORCH_PREFETCH, Pipeline, automatic
 
-CARD = "background:#f8f8f8; color:#222; padding:0.6em; overflow-x:auto; line-height:1.35"
 WIDTH = 100  # columns of a line at most
 INDENT = 4  # before the statements of main()
 
 
 class Script(str):
-    """Plain PyTorch code: a string that prints as code, here and in a notebook."""
-
-    @property
-    def is_diff(self) -> bool:
-        """Whether it is a unified diff of two scripts."""
-        return self.startswith("---")
+    """Plain PyTorch code: a string that prints as code."""
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
         """Write the code to a file, such as "train.py"; return its path.
 
-        A file that is not as labkit wrote it is replaced only with `overwrite`, else FileKept is
-        raised.
+        A file that is there is replaced only with `overwrite`, else FileKept is raised.
         """
         return saving.save_text(path, self, overwrite)
 
     def __repr__(self) -> str:
         return str(self).rstrip("\n")
-
-    def _repr_html_(self) -> str:
-        from pygments import highlight  # it comes with IPython
-        from pygments.formatters import HtmlFormatter
-        from pygments.lexers import DiffLexer, PythonLexer
-
-        lexer = DiffLexer() if self.is_diff else PythonLexer()
-        return highlight(self, lexer, HtmlFormatter(noclasses=True, cssstyles=CARD))
 
 
 def script(what: Pipeline | RunData, *, before: Pipeline | RunData | None = None) -> Script:
