@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -122,7 +122,7 @@ def short(value: object) -> object:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def table_of(frame: pandas.DataFrame, title: str = "", bold: Collection[int] = ()) -> Table:
+def table_of(frame: pandas.DataFrame, title: str = "") -> Table:
     """Return a frame as it is printed, without the columns that have no value."""
     shown = frame.dropna(axis="columns", how="all").map(short).astype(object).fillna("-")
-    return Table(shown.to_numpy().tolist(), [*shown], title, left=(), bold=bold)
+    return Table(shown.to_numpy().tolist(), [*shown], title, left=())

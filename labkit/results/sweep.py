@@ -65,6 +65,5 @@ class SweptRuns(Result, Generic[OneRun]):
         return pandas.DataFrame(rows, dtype=object).infer_objects()  # None is a knob's value too
 
     def table(self) -> Table:
-        """Return the knobs, samples/s, busy share, wait and compute of each run, the best bold."""
-        best = [row for row, run in enumerate(self.runs) if run is self.best]
-        return table_of(self.frame, bold=best)
+        """Return the knobs, samples/s, busy share, wait and compute of each run."""
+        return table_of(self.frame)

@@ -166,10 +166,9 @@ def _draw_lines(axes: Axes, rows: pandas.DataFrame, log: str | None) -> None:
     for _, own in rows.groupby(["is_beside", "label"], sort=False):
         own = own.sort_values("x")
         first = own.iloc[0]
-        spread = own["spread"] if own["spread"].any() else None
         look = {"color": first["colour"], "linestyle": "--" if first["is_beside"] else "-"}
         look |= {"marker": "o", "label": first["label"], **WHISKER}
-        axes.errorbar(own["x"], own["y"], spread, **look)
+        axes.errorbar(own["x"], own["y"], own["spread"], **look)
     places = np.unique(rows["x"])
     is_doubling = len(places) > 2 and (np.frexp(places)[0] == 0.5).all()
     if log is None:

@@ -48,8 +48,7 @@ def draw_run(run: RunData, before: RunData | None) -> Picture:
     runs = {"this run": run} if before is None else {"before": before, "this run": run}
     notes = [*(f"{name}: {each!r}" for name, each in runs.items()), run.machine.line]
     if run.utilization is None:
-        why = "utilization needs two steps or more, without the warm-up"
-        why += ", and to know when the device was busy" * run.launches_only
+        why = "utilization needs two steps or more, without the warm-up, and the device's own times"
         return page(f"Nothing to draw: {why}.", notes)[0]
     title = f"{run.throughput:,.0f} {run.unit}/s, {run.machine.kind.upper()} busy {run.busy_text}"
     if before is not None and (speedup := (compared := ComparedRuns(before, run)).speedup):
