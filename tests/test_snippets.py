@@ -4,10 +4,8 @@ A user's script is a namespace here; each line is executed in it, as a paste wou
 """
 
 import functools
-import importlib
 import inspect
 import multiprocessing
-import os
 import sys
 from types import ModuleType
 
@@ -20,7 +18,6 @@ import labkit as lk
 from labkit.diagnosis.cause import asked
 from labkit.diagnosis.causes import loader
 from labkit.diagnosis.evidence import Epochs, Evidence
-from labkit.diagnosis.findings import Remedy
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.wording import worded
 from labkit.results.core_use import CoreUse
@@ -188,21 +185,6 @@ def test_what_has_no_name_in_the_script_is_told_as_an_example(what, user_module,
     exec(found.snippet, {})
 
 
-REMEDIES = {
-    (name, remedy.key): remedy
-    for name in ("body", "compute", "copies", "launches", "loader", "workers")
-    for remedy in vars(importlib.import_module(f"labkit.diagnosis.causes.{name}")).values()
-    if isinstance(remedy, Remedy) and remedy.code
-}
-
-
-@pytest.mark.parametrize("remedy", REMEDIES.values(), ids=lambda remedy: remedy.key)
-def test_the_code_of_a_remedy_runs_in_a_script_that_has_none_of_its_names(remedy, monkeypatch):
-    monkeypatch.setattr(os, "environ", {})
-    monkeypatch.setattr(torch, "set_num_threads", int)
-    exec(remedy.to_dict()["code"], {})
-
-
 def fed(**known):
     """Return what is found of a loop that waits half of the time for a loader without workers."""
     known = {"wait_share": 0.5, "compute_share": 0.5, "knobs": {"num_workers": 0}} | known
@@ -233,6 +215,6 @@ def test_no_line_to_paste_drops_an_argument_or_names_what_is_not_there():
 
 
 def test_a_trainers_user_is_given_a_line_that_changes_their_training_arguments():
-    code = LoopCode(trainer=True, cards=2)
+    code = LoopCode(trainer=True)
     finding = fed(use=CoreUse(2), code=code)
     assert finding.code == "# TrainingArguments(..., dataloader_num_workers=2)\n"

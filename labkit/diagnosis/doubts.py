@@ -4,99 +4,66 @@ from __future__ import annotations
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import (
-    CONCLUDED,
-    NEIGHBOUR,
-    Finding,
-    Measured,
-    Remedy,
-    explains,
-)
+from labkit.diagnosis.findings import CONCLUDED, NEIGHBOUR, Finding
 from labkit.results.run_data import RunData
 from labkit.results.watched_pipeline import BODY_NOTE
-from labkit.spec import GRAPH_MODES
 from labkit.text import counted, listed
 
-explains(
-    "no-verdict",
-    "too_short",
-    "too_close_to_call",
-    "busy_is_an_upper_bound",
-    "device_not_timed",
-    "body_not_seen",
-    "instruments_disagree",
-)
 # Causes that workers seem to have which only lack a core
 OF_SLOW_WORKERS = ("cores", "too_few_workers", "waiting_for_data", "stalls")
-RUN_LONGER = Remedy("run_longer", "Run longer (more steps), on a quiet machine.")
-STOP_OTHERS = Remedy("stop_others", "Stop the other work and run again.")
-XRAY = Remedy("xray", "Look inside a few steps: run it with xray=True and 20 steps or more.")
-PROFILE = Remedy(
-    "profile", "Record a few steps with torch.profiler, and give the trace to lk.diagnose."
+STOP_OTHERS = "Stop the other work and run again."
+XRAY = "Look inside a few steps: run it with xray=True and 20 steps or more."
+PROFILE = "Record a few steps with torch.profiler, and give the trace to lk.diagnose."
+OTHER_PROFILER = (
+    "Look with the maker's own profiler, such as Nsight Systems. CUDA graphs hide kernels from "
+    "some profilers: run without compile='reduce-overhead'."
 )
-HEADROOM = Remedy(
-    "headroom",
-    "Ask lk.headroom(loader), which waits for the device, what a better loader would bring.",
-)
-MAKERS_PROFILER = Remedy(
-    "makers_profiler",
-    "Look with the maker's own profiler: Nsight Systems, or Instruments beside "
-    "torch.mps.profiler.profile(). CUDA graphs hide kernels from some profilers: run without "
-    "compile='reduce-overhead'.",
-)
+HEADROOM = "Ask lk.headroom(loader), which waits for the device, what a better loader would bring."
 
 
-def look_inside(evidence: Evidence) -> Remedy:
-    """Return the remedy to look with what has not looked yet."""
+def unsure(cause: str, evidence: str, advice: str) -> Finding:
+    """Return a finding that says why there is no verdict, and what to do for one."""
+    return Finding("unsure", cause, evidence=evidence, advice=advice)
+
+
+def look_inside(evidence: Evidence) -> str:
+    """Say with what to look that has not looked yet."""
     if evidence.known("xray"):
-        return MAKERS_PROFILER
+        return OTHER_PROFILER
     return XRAY if evidence.of_bench else PROFILE
-
-
-def unsure(cause: str, remedy: Remedy, *measured: Measured) -> Finding:
-    """Return a finding that says why there is no verdict."""
-    return Finding("unsure", cause, measured=measured, remedies=(remedy,))
 
 
 def too_short(steps: int) -> Finding:
     """Too few steps were measured."""
-    more = counted(limits.MIN_STEPS - steps, "more step")
-    seen = f"steps were measured after the warm-up; a verdict needs {limits.MIN_STEPS}"
-    return unsure("too_short", Remedy("run_on", f"Run {more}."), Measured(seen, steps, "count"))
+    seen = f"{steps} steps were measured after the warm-up; a verdict needs {limits.MIN_STEPS}."
+    return unsure("too_short", seen, f"Run {counted(limits.MIN_STEPS - steps, 'more step')}.")
 
 
 def too_close(confidence: float, names: list[str]) -> Finding:
     """The resampled runs do not agree."""
-    seen = (
-        f"of the resampled runs give the same verdict (threshold {limits.MIN_CONFIDENCE:.0%}); "
-        f"the candidates are {' and '.join(names[:2])}"
-    )
-    return unsure("too_close_to_call", RUN_LONGER, Measured(seen, confidence))
+    seen = f"{confidence:.0%} of the resampled runs give the same verdict (threshold "
+    seen += f"{limits.MIN_CONFIDENCE:.0%}); the candidates are {' and '.join(names[:2])}."
+    return unsure("too_close_to_call", seen, "Run longer (more steps), on a quiet machine.")
 
 
 def against(first: Finding, evidence: Evidence) -> Finding | None:
     """Return why the first finding is no verdict; None where it is one."""
     shared = evidence.card.known("others_share") or 0.0
     if shared > limits.FOREIGN_LOAD:
-        seen = "of the time kernels of other processes ran on the same GPU"
-        return unsure(NEIGHBOUR, STOP_OTHERS, Measured(seen, shared, by="NVML"))
+        seen = f"{shared:.0%} of the time kernels of other processes ran on the same GPU (NVML)."
+        return unsure(NEIGHBOUR, seen, STOP_OTHERS)
     taken = taken_by_others(first, evidence)
     if taken > limits.FOREIGN_LOAD:
-        seen = "of the time in which this program had work, others had its cores"
-        by = f"psutil; threshold {limits.FOREIGN_LOAD:.0%}"
-        return unsure(NEIGHBOUR, STOP_OTHERS, Measured(seen, taken, by=by))
+        seen = f"{taken:.0%} of the time in which this program had work, others had its cores "
+        return unsure(NEIGHBOUR, f"{seen}(threshold {limits.FOREIGN_LOAD:.0%}).", STOP_OTHERS)
     kernels = None if evidence.known("trace") else evidence.known("kernels")
     if kernels is not None and evidence.compute_us:
         ratio = kernels.kernel_us / evidence.compute_us
-        graphs = kernels.cuda_graphs or evidence.knobs.get("compile") in GRAPH_MODES
-        least = limits.GRAPH_KERNELS if graphs else 0.0
+        least = limits.GRAPH_KERNELS if kernels.cuda_graphs else 0.0
         if ratio == 0 or ratio < least or ratio > limits.DISAGREE_OVER:
-            return unsure(
-                "instruments_disagree",
-                MAKERS_PROFILER,
-                Measured("of kernels in a step, by the x-ray", kernels.kernel_us / 1e3, "ms"),
-                Measured("of a busy device, by its events", evidence.compute_us / 1e3, "ms"),
-            )
+            seen = f"{kernels.kernel_us / 1e3:.1f} ms of kernels in a step, by the x-ray, and "
+            seen += f"{evidence.compute_us / 1e3:.1f} ms of a busy device, by its events."
+            return unsure("instruments_disagree", seen, OTHER_PROFILER)
     return unseen(evidence) if first.name == "compute" else None
 
 
@@ -120,22 +87,20 @@ def unseen(evidence: Evidence) -> Finding | None:
     """The device seems to be the limit, and nothing saw whether it works."""
     share = evidence.compute_share
     if evidence.launches_only:
-        seen = "of the time the host is in the loop's body; what the device did was not timed here"
-        return unsure("device_not_timed", HEADROOM, Measured(seen, share))
+        seen = f"{share:.0%} of the time the host is in the loop's body; what the device did was "
+        return unsure("device_not_timed", f"{seen}not timed here.", HEADROOM)
     if evidence.gaps_may_hide:
-        seen = (
-            "of the time, at most, the device is busy: a step counts from its first kernel to its "
-            "last, and whether gaps between them are waits for the host was not seen"
-        )
         witness = evidence.card.known("witness")
-        told = (Measured(witness.said),) if witness else ()
-        return unsure("busy_is_an_upper_bound", look_inside(evidence), Measured(seen, share), *told)
+        seen = f"{share:.0%} of the time, at most, the device is busy: a step counts from its "
+        seen += "first kernel to its last, and whether gaps between them are waits for the host "
+        seen += f"was not seen. {witness.said if witness else ''}"
+        return unsure("busy_is_an_upper_bound", seen.strip(), look_inside(evidence))
     loop = evidence.known("loop")
     if loop is None or evidence.body:
         return None
-    missing = loop.lines.missing or "too few stacks were sampled"
-    seen = f"of the time is the loop's body; whether that is training was not seen: {missing}"
-    return unsure("body_not_seen", PROFILE, Measured(seen, share))
+    seen = f"{share:.0%} of the time is the loop's body; whether that is training was not seen: "
+    seen += f"{loop.lines.missing or 'too few stacks were sampled'}."
+    return unsure("body_not_seen", seen, PROFILE)
 
 
 # -- what limits a verdict -------------------------------------------------------------------------
@@ -168,15 +133,22 @@ def caveats(evidence: Evidence, run: RunData, seconds: float) -> dict[str, float
     return said
 
 
-def not_seen(evidence: Evidence) -> list[str]:
-    """Return notes on what no instrument saw of the device."""
-    notes = []
-    if evidence.known("loop") and not evidence.body:
-        notes.append(BODY_NOTE)
-    if evidence.of_bench and not (evidence.known("xray") or evidence.known("kernels")):
-        notes.append("No x-ray: what happens inside the compute was not seen (xray=True).")
-    if evidence.gaps_may_hide:
-        notes.append("On a GPU gaps between kernels count as busy: its share is an upper bound.")
-    if evidence.launches_only:
-        notes.append("The device was not timed: it may work while the loop waits for data.")
-    return notes
+def not_seen(evidence: Evidence) -> tuple[str, ...]:
+    """Return notes on what no instrument saw: causes that ask for it are not judged."""
+    looked_inside = evidence.known("xray") or evidence.known("kernels")
+    notes = {
+        BODY_NOTE: evidence.known("loop") and not evidence.body,
+        "No x-ray: what happens inside the compute was not seen (xray=True).": (
+            evidence.of_bench and not looked_inside
+        ),
+        "On a GPU gaps between kernels count as busy: its share is an upper bound.": (
+            evidence.gaps_may_hide
+        ),
+        "The device was not timed: it may work while the loop waits for data.": (
+            evidence.launches_only
+        ),
+        "The loader's workers were not timed: what they lack was not judged.": (
+            evidence.has_workers and not evidence.known("workers")
+        ),
+    }
+    return tuple(note for note, is_so in notes.items() if is_so)

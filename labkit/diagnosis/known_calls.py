@@ -13,12 +13,11 @@ import re
 from dataclasses import replace
 from typing import NamedTuple
 
-from labkit.diagnosis.findings import LESS_WAITING, SAME_LOSSES, Finding, Remedy
+from labkit.diagnosis.findings import Finding, Remedy
 from labkit.diagnosis.hot_lines import MAKING, Line
 from labkit.results.templates import DATA
 
 FILE = DATA / "known_calls.csv"
-KNOWN_CALL = "known_call"  # the key of what a row says to do
 MOST = 0.3  # part of what a finding costs, from which a known call is the first thing to change
 
 
@@ -41,12 +40,7 @@ def known_calls() -> tuple[KnownCall, ...]:
 
 
 def known_call(line: Line) -> KnownCall | None:
-    """Return what is known of a line; None of most, and of waits for a GPU.
-
-    Of those another rule tells who wrote them.
-    """
-    if line.kind == "sync":
-        return None
+    """Return what is known of a line; None of most."""
     where = "loading" if line.phase in MAKING else "body"
     text = f"{line.call} ({line.kind})"  # of a manager's proxy the call alone does not tell it
     for row in known_calls():
@@ -63,11 +57,7 @@ def known_first(finding: Finding) -> Finding:
     row = known_call(line)
     if row is None:
         return finding
-    is_loading = line.phase in MAKING
-    remedy = Remedy(
-        KNOWN_CALL,
-        f"`{line.call}` ({line.place}): {row.slow}. {row.do}",
-        "items" if is_loading else "lines",
-        check=LESS_WAITING if is_loading else SAME_LOSSES,
-    )
+    lesson = "items" if line.phase in MAKING else "lines"
+    text = f"`{line.call}` ({line.place}): {row.slow}. {row.do}"
+    remedy = Remedy("known_call", text, lesson)
     return replace(finding, remedies=(remedy, *finding.remedies), expected=None)

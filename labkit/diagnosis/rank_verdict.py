@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.findings import Finding, Measured, Remedy, bound
+from labkit.diagnosis.findings import Finding, Remedy, loss
 from labkit.diagnosis.judge import of_run
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
@@ -84,20 +84,16 @@ def _one_is_late(times: RankTimes) -> Finding | None:
     if lost < limits.WORTH_NAMING["straggler"]:
         return None
     rank = times.ranks[late]
-    measured = (
-        Measured("of each step for its own part", float(takes_ms), "ms", "", f"rank {rank} takes"),
-        Measured(
-            "and then wait for it, seemingly busy", float(rest_ms), "ms", "", "the others take"
-        ),
-        Measured(
-            "", float(waits_ms), "ms", "stamps of all ranks", f"rank {rank} waits for data for"
-        ),
+    seen = f"of each step: rank {rank} takes {takes_ms:.1f} ms for its own part; the others take "
+    seen += (
+        f"{rest_ms:.1f} ms and then wait for it, seemingly busy; rank {rank} waits for data for "
     )
+    seen += f"{waits_ms:.1f} ms"
     if waits_ms - rest_wait_ms < (takes_ms - rest_ms) / 2:
         name, cause, remedy = "straggler", "one_rank_is_slower", LOOK_AT_IT
     else:
         name, cause, remedy = "input", "one_rank_is_short_of_data", FEED_RANK
-    return Finding(name, cause, lost, measured, (remedy,), rank=rank, at_most=bound(lost))
+    return loss(name, cause, lost, seen, "stamps of all ranks", remedy, rank=rank)
 
 
 def _exchange(times: RankTimes) -> Finding | None:
@@ -109,6 +105,5 @@ def _exchange(times: RankTimes) -> Finding | None:
     if lost < limits.WORTH_NAMING["communication"]:
         return None
     seen = "of the time ranks wait for gradients that every rank has computed"
-    measured = (Measured(seen, lost, by="not overlapped; stamps in DDP's communication hook"),)
-    cause = "the_exchange_is_not_hidden"
-    return Finding("communication", cause, lost, measured, (EXCHANGE_LESS,), at_most=bound(lost))
+    by = "not overlapped; stamps in DDP's communication hook"
+    return loss("communication", "the_exchange_is_not_hidden", lost, seen, by, EXCHANGE_LESS)

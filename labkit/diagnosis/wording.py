@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from labkit.diagnosis.evidence import Evidence
@@ -14,6 +13,9 @@ from labkit.results.run_data import RunData
 from labkit.results.script import changed_lines
 
 NOTHING_TO_SET = f"No setting is expected to gain as much as {WORTH:.0%}."
+AT_MOST = 2.0  # a larger gain that only the lost share bounds is not stated: it seldom comes
+# Losses beside which their remedies also shorten what else the device does
+UNBOUNDED = ("launch", "memory_bandwidth", "precision", "communication")
 
 
 def worded(
@@ -37,17 +39,17 @@ def _filled(finding: Finding, evidence: Evidence, run: RunData | None) -> Findin
     before the others, and one that would gain no more than noise is left out. Of a user's loop the
     most is known that batches which are ready would bring.
     """
-    found = [(remedy, _gain(remedy, run)) for remedy in finding.remedies]
-    most = _most(finding, evidence)
-    if most <= 1 + WORTH:
-        found = []  # the loader does not hold this loop back
+    most = finding.at_most or _most(finding, evidence)
+    # Else the loader does not hold this loop back
+    is_worth = most is None or most > 1 + WORTH
+    found = [(remedy, _gain(remedy, run)) for remedy in finding.remedies if is_worth]
     kept = [(remedy, gain) for remedy, gain in found if gain is None or gain.value > 1 + WORTH]
     kept.sort(key=lambda each: each[1] is None or each[1].low <= 1)  # the sure ones in front
     finding = replace(
         finding,
         remedies=tuple(remedy for remedy, _ in kept),
         expected=kept[0][1] if kept else None,
-        at_most=most if most < math.inf else None,
+        at_most=most,
     )
     return known_first(finding) if evidence.known("loop") else finding
 
@@ -62,29 +64,30 @@ def _gain(remedy: Remedy, run: RunData | None) -> Estimate | None:
     return Estimate(*(r / run.throughput for r in (found.throughput, *found.throughput_range)))
 
 
-def _most(finding: Finding, evidence: Evidence) -> float:
-    """Return the most that a finding's remedies may bring; infinite: nothing bounds it.
+def _most(finding: Finding, evidence: Evidence) -> float | None:
+    """Return the most that a finding's remedies may bring; None: nothing bounds it.
 
     Replay leaves out the start of a pass, for which workers that start anew make a loop wait.
     Workers that have a CPU's cores make its steps longer, too.
     """
-    most = finding.at_most or math.inf
-    if finding.name != "input" or not finding.lost_share or evidence.of_bench:
-        return most
-    replayed = evidence.known("headroom")
-    if replayed is not None and finding.cause != "workers_restart":
-        return min(most, replayed)
-    beside = evidence.kind == "cpu" and evidence.has_workers
-    return most if beside else min(most, gain_without(finding.lost_share))
+    if not finding.lost_share or finding.name in UNBOUNDED:
+        return None
+    if finding.name == "input" and finding.cause != "workers_restart":
+        replayed = evidence.known("headroom")
+        if replayed is not None or (evidence.kind == "cpu" and evidence.has_workers):
+            return replayed
+    most = gain_without(finding.lost_share)
+    return most if finding.name == "input" or most <= AT_MOST else None
 
 
 def _advice(finding: Finding) -> str:
     """Return what to change first, what to expect of it, and where that is explained."""
-    if not finding.remedies:
-        return NOTHING_TO_SET if finding.lost_share else ""
-    expected = _expectation(finding) if finding.lost_share else ""
+    first = finding.remedies[0].text if finding.remedies else finding.advice
+    expected = ""
+    if finding.lost_share:
+        expected = _expectation(finding) if finding.remedies else NOTHING_TO_SET
     read_on = f"See {', and '.join(finding.places)}." if finding.places else ""
-    return " ".join(filter(None, [finding.remedies[0].text, expected, read_on]))
+    return " ".join(filter(None, [first, expected, read_on]))
 
 
 def _expectation(finding: Finding) -> str:
@@ -92,19 +95,14 @@ def _expectation(finding: Finding) -> str:
     if finding.expected:
         value, low, high = finding.expected
         return f"Expect {value:.1f}x the throughput ({low:.1f}x to {high:.1f}x)."
-    most = finding.remedies[0].at_most or finding.at_most
-    if most:
-        return f"At most {most:.1f} times as many steps."
-    can_be_tuned = finding.name == "input" and any(each.changes for each in finding.remedies)
-    how = "`labkit tune`" if can_be_tuned else "a run before and after"
-    return f"What it brings is unknown: measure it with {how}."
+    if finding.at_most:
+        return f"At most {finding.at_most:.1f} times as many steps."
+    return "What it brings is unknown: measure it with a run before and after."
 
 
 def _code(remedy: Remedy, evidence: Evidence) -> str:
     """Return what to type for a remedy, in plain PyTorch; "" for one of words alone."""
-    knobs, changes = dict(evidence.knobs), dict(remedy.changes)
-    if not changes:
-        return as_comment(remedy.code)
-    of_bench = evidence.of_bench
-    lines = changed_lines(knobs, knobs | changes) if of_bench else evidence.code.lines(changes)
-    return as_comment(remedy.code) + lines
+    knobs = dict(evidence.knobs)
+    if evidence.of_bench and remedy.changes:
+        return as_comment(remedy.code) + changed_lines(knobs, knobs | dict(remedy.changes))
+    return as_comment(remedy.code) + evidence.code.lines(remedy.changes)

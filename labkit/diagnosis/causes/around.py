@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis import wall_shares
-from labkit.diagnosis.cause import cause
+from labkit.diagnosis.cause import LOSS, cause
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import BESIDE_TRAINING, Finding, Remedy, gain_without, loss
+from labkit.diagnosis.findings import Finding, Remedy, loss
 
 REMEDIES = {  # by the part of a script's time; with underscores these are the causes
     wall_shares.VALIDATION: Remedy(
@@ -18,53 +16,31 @@ REMEDIES = {  # by the part of a script's time; with underscores these are the c
         "DataLoader.",
         "lines",
     ),
-    wall_shares.SAVING: Remedy(
-        "save_less",
-        "Save checkpoints less often, or in a thread of its own from a copy on the CPU.",
-        "lines",
-    ),
     wall_shares.BETWEEN: Remedy(
         "less_between",
-        "Make that line cheaper, or run it less often: metrics, plots, a loader that is built "
-        "anew.",
+        "Make cheaper, or run less often, what runs there: metrics, plots, checkpoints, a loader "
+        "that is built anew.",
         "lines",
     ),
 }
 
 
-@cause("periodic", *BESIDE_TRAINING)
+@cause(LOSS)
 def beside_training(evidence: Evidence) -> Finding | None:
-    """A script spends much of its time on validation, checkpoints, or between its epochs.
+    """A script spends much of its time on validation, or between its epochs.
 
-    Cause "validation", "checkpoints" or "between_epochs", the largest, where it takes BESIDE of the
-    time from the first batch to the last or more. It costs all of that.
+    Cause "validation" or "between_epochs", the larger, where it takes BESIDE of the time from the
+    first batch to the last or more. It costs all of that.
     """
     whole = evidence.whole
-    if whole.running <= 0:
-        return None
     part = max(REMEDIES, key=whole.share)
-    share = whole.share(part) / whole.running
-    if share < limits.BESIDE:
+    if whole.share(part) < limits.BESIDE * whole.running:
         return None
-    costliest = whole.costliest(part)
-    call = f": `{costliest.call}`" if costliest.call else ""
-    where = f"{call} ({costliest.place})" if costliest.place else ""
-    seen = f"of the time after the start is {part}{where}"
-    more = {"by": "passes and checkpoints", "at_most": gain_without(share)}
-    return loss("host", part.replace(" ", "_"), share, seen, REMEDIES[part], **more)
-
-
-def of_the_whole(found: list[Finding], evidence: Evidence) -> list[Finding]:
-    """Return findings with shares of a script's time, where one is of what is beside its training.
-
-    What the others cost is a share of the rest.
-    """
-    beside = [each for each in found if each.cause in BESIDE_TRAINING]
-    rest = 1 - sum(each.lost_share for each in beside)
-    return [
-        each if each in beside else replace(each, lost_share=each.lost_share * rest)
-        for each in found
-    ]
+    share = whole.share(part) / whole.running
+    place = whole.costliest(part).place
+    seen = f"of the time after the start is {part}{f' ({place})' if place else ''}"
+    name = part.replace(" ", "_")
+    return loss("host", name, share, seen, "passes over loaders", REMEDIES[part])
 
 
 OVERLAP_EXCHANGE = Remedy(
@@ -74,11 +50,11 @@ OVERLAP_EXCHANGE = Remedy(
 )
 
 
-@cause("ranks", "exposed_collectives")
+@cause(LOSS)
 def collectives(evidence: Evidence) -> Finding | None:
     """Nothing but collectives run: an exchange, or waiting for another rank's (a trace).
 
-    It costs the share of the time in which nothing else runs.
+    Cause "exposed_collectives". It costs the share of the time in which nothing else runs.
     """
     lost = evidence.communication_share
     late = evidence.trace.known("late_rank")
@@ -90,5 +66,5 @@ def collectives(evidence: Evidence) -> Finding | None:
         seen += f"; {evidence.trace.late_said}"
         look = f"Look into the trace of rank {late} first: the others wait for it."
         remedy = Remedy("look_into_the_late_trace", look, "ranks")
-    more = {"by": evidence.source, "rank": late}
-    return loss("communication", "exposed_collectives", lost, seen, remedy, **more)
+    name = "exposed_collectives"
+    return loss("communication", name, lost, seen, evidence.source, remedy, rank=late)

@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.cause import WARNING, cause
+from labkit.diagnosis.cause import LOSS, WARNING, cause
 from labkit.diagnosis.causes.copies import lost_in_body, sampled_by
 from labkit.diagnosis.evidence import Evidence, asked
-from labkit.diagnosis.findings import Finding, Measured, Remedy, bound, explains, loss
+from labkit.diagnosis.findings import Finding, Remedy, loss
 from labkit.diagnosis.hot_lines import Line
 
 VECTORISE = Remedy(
@@ -33,7 +33,6 @@ FEED_THE_OTHER = Remedy(
     "Make that DataLoader once, outside the loop, with workers of its own: num_workers=2 to begin "
     "with, and persistent_workers=True. Or read it less often: a validation every few epochs.",
     "workers",
-    cost="a process with its memory for each worker, and their start",
 )
 BESIDES = {  # what a body does besides training, by the part of it; and what helps
     "python": ("Python", VECTORISE),
@@ -58,9 +57,6 @@ def period(steps: np.ndarray, share: np.ndarray, spent: np.ndarray) -> int | Non
     return every if every > 2 and is_regular else None
 
 
-explains("periodic", "periodic")
-
-
 def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     """The body of a watched loop does something besides training: a `part` of `BESIDES`.
 
@@ -69,34 +65,23 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     on what is queued, at most that.
     """
     loop = evidence.loop
-    if part not in evidence.body:
-        return None
-    lost = lost_in_body(evidence, evidence.body[part])
     drift = asked(longer_and_longer, evidence)
-    if drift and drift.lost_share > lost / 2:
-        return None  # it is what makes the steps longer and longer: said there
+    lost = lost_in_body(evidence, evidence.body.get(part, 0.0))
+    if not lost or (drift and drift.lost_share > lost / 2):
+        return None  # it may be what makes the steps longer and longer: said there
     mask = loop.lines.mask("body", part)
     there = loop.lines.frame[mask]
     every = period(there.step.to_numpy(), there.share.to_numpy(), loop.spent)
     words, remedy = BESIDES[part]
-    seen = f"of the time the body of the loop is not training but {words}"
     rows = loop.lines.rows(mask)[:3]
-    seen += f", most of it in {rows[0].what}" + (f", every {every} steps" if every else "")
-    return loss(
-        "host",
-        "periodic" if every else part,
-        lost,
-        seen,
-        remedy,
-        by=sampled_by(evidence),
-        lines=rows,
-        at_most=bound(lost),
-        is_bound=evidence.kind == "gpu",
-    )
+    seen = f"of the time the body of the loop is not training but {words}, most of it in "
+    seen += rows[0].what + (f", every {every} steps" if every else "")
+    name = "periodic" if every else part
+    return loss("host", name, lost, seen, sampled_by(evidence), remedy, lines=rows)
 
 
 for _part in BESIDES:
-    cause("loop-body", _part)(partial(in_the_body, part=_part))
+    cause(LOSS)(partial(in_the_body, part=_part))
 
 
 # -- steps that grow, and what is kept -------------------------------------------------------------
@@ -116,9 +101,9 @@ KEEP_NUMBERS = Remedy(
 )
 
 
-@cause("growth", "drift")
+@cause(LOSS)
 def longer_and_longer(evidence: Evidence) -> Finding | None:
-    """A watched loop's steps take longer and longer.
+    """A watched loop's steps take longer and longer: cause "drift".
 
     It is found where the last fifth of the steps takes DRIFT times the first; DRIFT_ALONE times
     where neither memory nor a variable was seen to grow, and no other program DISTURBS the loop.
@@ -134,13 +119,12 @@ def longer_and_longer(evidence: Evidence) -> Finding | None:
         if drift.growth < least or evidence.crowded_by > limits.DISTURBS:
             return None
         grown = Finding("host", "drift", remedies=(KEEP_LESS,))
-    before = "the last steps take"
-    seen = Measured("as long as the first", drift.growth, "times", evidence.source, before=before)
+    seen = f"the last steps take {drift.growth:.1f}x as long as the first ({evidence.source}). "
     lines = grown.lines + drift.lines
-    return replace(grown, lost_share=drift.share, measured=(seen, *grown.measured), lines=lines)
+    return replace(grown, lost_share=drift.share, evidence=seen + grown.evidence, lines=lines)
 
 
-@cause("growth", when=WARNING)
+@cause(WARNING)
 def kept(evidence: Evidence) -> Finding | None:
     """Something grows from step to step: it may cost no time, but ends in want of memory.
 
@@ -157,13 +141,12 @@ def kept(evidence: Evidence) -> Finding | None:
         return None
     variable = max(blamed, key=lambda each: (each["graph"], each.get("bytes") or 0, each["after"]))
     name = variable["name"]
-    line = Line(
-        variable["file"], variable["line"], variable["function"], 0.0, "body", "python", name
-    )
+    where = variable["file"], variable["line"], variable["function"]
+    line = Line(*where, 0.0, "body", "python", name)
     seen = f"`{name}` in {line.address} grew from {variable['before']} to {variable['after']}"
     if risen:
         seen += f", the program's memory rose to {growth.late_gib:.2g} GiB"
     if variable["graph"]:
         seen += ", and it keeps tensors with the graphs that made them"
     remedy = KEEP_NUMBERS if variable["graph"] else KEEP_LESS
-    return Finding("host", "drift", 0.0, (Measured(seen),), (remedy,), (line,))
+    return Finding("host", "drift", 0.0, f"{seen}.", (remedy,), (line,))

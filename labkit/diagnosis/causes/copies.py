@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.cause import cause
+from labkit.diagnosis.cause import LOSS, cause
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import Finding, Remedy, bound, loss
+from labkit.diagnosis.findings import Finding, Remedy, loss
 
 ONE_BLOCK = Remedy("one_block", "Send one contiguous block per batch.", "copies")
 FEWER_BYTES = Remedy(
@@ -19,38 +19,30 @@ COPY_AHEAD = Remedy(
     "Copy the next batch under the compute of this one (prefetch_to_device=True).",
     "copies",
     {"prefetch_to_device": True},
-    cost="device memory for one more batch",
+)
+PIN_MEMORY = Remedy(
+    "pin_memory",
+    "Send one contiguous block per batch from pinned memory: pin_memory=True, then "
+    "non_blocking=True, which does nothing for a batch in a class of your own that has no "
+    "pin_memory().",
+    "copies",
+    {"pin_memory": True, "non_blocking": True},
 )
 
 
-def pin_memory(evidence: Evidence) -> Remedy:
-    """Return the remedy of pinned memory, and of copies that nobody waits for."""
-    is_pinned = bool(evidence.knobs.get("pin_memory"))
-    return Remedy(
-        "not_waited_for" if is_pinned else "pin_memory",
-        "Send one contiguous block per batch from pinned memory: pin_memory=True, then "
-        "non_blocking=True, which does nothing for a batch in a class of your own that has no "
-        "pin_memory().",
-        "copies",
-        {"non_blocking": True} if is_pinned else {"pin_memory": True, "non_blocking": True},
-        cost="locked host memory for the batches kept ready",
-    )
-
-
-@cause("copies", "copies")
+@cause(LOSS)
 def copies(evidence: Evidence) -> Finding:
-    """The device waits for a copy from the host. It costs the share of the time spent so."""
-    knobs = evidence.knobs
+    """The device waits for a copy from the host: cause "copies".
+
+    It costs the share of the time spent so.
+    """
+    remedies = (PIN_MEMORY,)
     if evidence.kind == "cpu":
         remedies = (ONE_BLOCK,)
-    elif knobs.get("non_blocking"):
-        remedies = () if knobs.get("prefetch_to_device") else (COPY_AHEAD,)
-    else:
-        remedies = (pin_memory(evidence),)
-    lost = evidence.copy_share
+    elif evidence.knobs.get("non_blocking"):
+        remedies = () if evidence.knobs.get("prefetch_to_device") else (COPY_AHEAD,)
     seen = "of the time the device waits for a copy"
-    most = bound(lost)
-    return loss("transfer", "copies", lost, seen, *remedies, by=evidence.source, at_most=most)
+    return loss("transfer", "copies", evidence.copy_share, seen, evidence.source, *remedies)
 
 
 def lost_in_body(evidence: Evidence, share: float) -> float:
@@ -66,14 +58,14 @@ def sampled_by(evidence: Evidence) -> str:
     return f"{len(evidence.loop.lines)} sampled stacks, {evidence.source}"
 
 
-@cause("copies")
+@cause(LOSS)
 def copies_in_the_body(evidence: Evidence) -> Finding | None:
     """The host stands at a copy to a GPU with an empty queue, in a watched loop: "copies" as well.
 
     A copy that blocks also waits for what the device has queued: where the batches move at less
     than COPIES_BYTES_S, that is all that it does. It costs the share of the stacks at the copy.
-    Fewer bytes are the remedy where copies take COPIES_LEAD of the time: what pinned memory could
-    hide is shorter then, and one more thread makes such a loop slower.
+    Where copies take COPIES_LEAD of the time, fewer bytes are the remedy of floats: what pinned
+    memory could hide is shorter then, and one more thread makes such a loop slower.
     """
     lines = evidence.loop.lines
     if evidence.kind != "gpu" or not evidence.compute_share:
@@ -91,16 +83,6 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     worst = lines.rows(at_copies)[:3]
     seen = f"of the time the host waits for the copy of a batch to the device, in {worst[0].what}"
     seen += f" ({moved / 2**20:.0f} MiB a batch, at {moved / copying_s / 1e9:.1f} GB/s)"
-    could_pin = evidence.has_workers and not evidence.knobs.get("pin_memory")
     are_floats = evidence.batch.known("dtype") in (None, "float32", "float64")
-    is_led = lost > limits.COPIES_LEAD and could_pin and are_floats
-    return loss(
-        "transfer",
-        "copies",
-        lost,
-        seen,
-        FEWER_BYTES if is_led else pin_memory(evidence),
-        by=sampled_by(evidence),
-        lines=worst,
-        at_most=bound(lost),
-    )
+    remedy = FEWER_BYTES if lost > limits.COPIES_LEAD and are_floats else PIN_MEMORY
+    return loss("transfer", "copies", lost, seen, sampled_by(evidence), remedy, lines=worst)

@@ -6,16 +6,14 @@ import math
 from dataclasses import replace
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.cause import LATE, cause, found
+from labkit.diagnosis.cause import LATE, LOSS, cause, found
 from labkit.diagnosis.evidence import Evidence, WorkerEvidence
-from labkit.diagnosis.findings import LESS_WAITING, Finding, Measured, Remedy, explains
+from labkit.diagnosis.findings import Finding, Remedy
 from labkit.knobs import Setting, as_typed
-from labkit.prediction.prediction import LEAST_MAX_WORKERS
-from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
+from labkit.spec import WITHOUT_WORKERS
 
 FEWEST = 2  # workers to begin with
 MOST_AT_FIRST = 4
-DEEPEST = 16  # a deeper queue than this takes memory and hides what is wrong
 SHARE_OUT = (
     " Each worker goes through the whole stream, and every item comes once from each, unless its "
     "__iter__ takes a share by torch.utils.data.get_worker_info()."
@@ -27,14 +25,12 @@ SHARE_OUT = (
 def has_cheap_items(evidence: Evidence) -> bool:
     """Return whether torch's taking the items one by one, and stacking them, is the work.
 
-    That is a TensorDataset, a batch that the loop makes as fast as a worker sends one, and items of
-    which torch's own code has MOST_OF_LOADING of the time. Without a batch size they are no more.
+    That is a batch that the loop makes as fast as a worker sends one, and items of which torch's
+    own code has MOST_OF_LOADING of the time. Without a batch size they are no more.
     """
-    code, lines = evidence.code, evidence.known("lines")
-    is_plain = not {"collate_fn", "batch_sampler"} & code.arguments.keys()
-    cheap = code.dataset_type == "TensorDataset" and is_plain
-    if not evidence.has_workers:
-        cheap = cheap or 0 < (evidence.known("wait_us") or 0.0) < limits.HANDOFF_US
+    lines = evidence.known("lines")
+    waits_us = evidence.known("wait_us") or 0.0
+    cheap = not evidence.has_workers and 0 < waits_us < limits.HANDOFF_US
     if lines is not None:
         there = lines.frame[lines.mask("worker" if evidence.has_workers else "waiting")]
         torchs = there.of_phase[(there.within != "") & ~there.own].sum()
@@ -54,17 +50,15 @@ def workers_to_try(evidence: Evidence) -> int | None:
     A simulation tells of a bench's own pipeline. A loop that was only watched begins with some, and
     doubles them while they leave cores idle.
     """
-    now = evidence.known("num_workers")
-    cores = evidence.use.cores or FEWEST
+    now, advised = evidence.known("num_workers"), evidence.known("advised")
     trace = evidence.known("trace")
-    if evidence.known("advised") is not None:
-        return evidence.advised
+    if advised is not None:
+        return advised
     if now:
-        most = max(LEAST_MAX_WORKERS, 2 * cores)
-        return None if cores_full(evidence) or 2 * now > most else 2 * now
+        return None if cores_full(evidence) else 2 * now
     if now is None and (trace is None or trace.known("has_workers")):
         return None
-    return max(FEWEST, min(MOST_AT_FIRST, cores))
+    return max(FEWEST, min(MOST_AT_FIRST, evidence.use.cores or FEWEST))
 
 
 # -- what to set -----------------------------------------------------------------------------------
@@ -77,7 +71,6 @@ FETCH_AT_ONCE = Remedy(
     "items",
     code="sampler = BatchSampler(RandomSampler(dataset), batch_size=32, drop_last=False)\n"
     "loader = DataLoader(dataset, sampler=sampler, batch_size=None)\n",
-    check=LESS_WAITING,
 )
 IN_THE_LOOP = Remedy(
     "batches_in_the_loop",
@@ -85,55 +78,34 @@ IN_THE_LOOP = Remedy(
     "it saves.",
     "workers",
     {"num_workers": 0, **WITHOUT_WORKERS},
-    cost="the loop waits while it makes a batch",
 )
 INTO_A_DATASET = Remedy(
     "into_a_dataset",
     "Prepare batches in a Dataset that a DataLoader with workers reads, or with more workers or "
     "threads of a loader's own.",
     "workers",
-    check=LESS_WAITING,
 )
 CHEAPER_ITEMS = Remedy(
-    "cheaper_items",
-    "Do less work per item, or do it once before training.",
-    "workers",
-    check=LESS_WAITING,
+    "cheaper_items", "Do less work per item, or do it once before training.", "workers"
 )
 
 
 def settings(evidence: Evidence) -> tuple[Remedy, ...]:
-    """Return what to set of a loader, in the order in which it is tried; else cheaper items.
-
-    No forked worker could make batches on a GPU.
-    """
+    """Return what to set of a loader, in the order in which it is tried; else cheaper items."""
     now, number = evidence.worker_count, workers_to_try(evidence)
+    deeper = evidence.known("deeper_queue")
     is_cheap = has_cheap_items(evidence)
     remedies = [FETCH_AT_ONCE] if is_cheap else []
     if now and number == 0:
         remedies.append(IN_THE_LOOP)
-    if now and evidence.stalls:
-        ready = int(evidence.knobs.get("prefetch_factor") or PYTORCH_PREFETCH)
-        deeper = 4 * ready if evidence.known("advised") is None else evidence.known("deeper_queue")
-        if deeper and deeper <= DEEPEST:
-            remedies.append(deeper_queue(deeper))
-    if number and number != now and not is_cheap and not evidence.batch.on_gpu:
+    if deeper and evidence.stalls:
+        text = f"Raise prefetch_factor to {deeper}: the queue does not ride out the stalls."
+        remedies.append(Remedy("deeper_queue", text, "queue", {"prefetch_factor": deeper}))
+    if number and number != now and not is_cheap:
         remedies.append(set_num_workers(number, evidence))
     elif evidence.known("num_workers") is None and evidence.known("trace") is None:
         remedies.append(INTO_A_DATASET)
     return tuple(remedies) or (CHEAPER_ITEMS,)
-
-
-def deeper_queue(batches: int) -> Remedy:
-    """Return the remedy for workers that are fast enough on average, and not in the worst steps."""
-    return Remedy(
-        "deeper_queue",
-        f"Raise prefetch_factor to {batches}: the queue does not ride out the stalls.",
-        "queue",
-        {"prefetch_factor": batches},
-        cost="memory for the batches kept ready",
-        check=LESS_WAITING,
-    )
 
 
 def set_num_workers(number: int, evidence: Evidence) -> Remedy:
@@ -141,24 +113,15 @@ def set_num_workers(number: int, evidence: Evidence) -> Remedy:
     changes: dict[str, Setting] = {"num_workers": number}
     if evidence.known("loop") is not None and not evidence.has_workers:
         changes["persistent_workers"] = True
-    return Remedy(
-        "set_num_workers",
-        f"Prepare batches in other processes: {as_typed(changes)}."
-        + (SHARE_OUT if evidence.code.streams else ""),
-        "workers",
-        changes,
-        cost="a process with its memory for each worker, and their start",
-        check=LESS_WAITING,
-    )
+    text = f"Prepare batches in other processes: {as_typed(changes)}."
+    text += SHARE_OUT if evidence.code.streams else ""
+    return Remedy("set_num_workers", text, "workers", changes)
 
 
 # -- causes ----------------------------------------------------------------------------------------
 
 
-explains("slow-items", "stalls")
-
-
-@cause("too-few-workers", "waiting_for_data")
+@cause(LOSS)
 def waiting_for_data(evidence: Evidence) -> Finding | None:
     """The loop waits for its next batch.
 
@@ -170,16 +133,15 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     if why is None:
         name = "stalls" if evidence.stalls else "waiting_for_data"
         why = Finding("input", name, remedies=settings(evidence))
-    seen = "of the time is spent waiting for the next batch"
-    waits = [Measured(seen, evidence.wait_share, by=evidence.source)]
+    wait = evidence.wait_share
+    seen = f"{wait:.0%} of the time is spent waiting for the next batch ({evidence.source}). "
     if evidence.stalls:
-        worst = "of that falls into a tenth of the steps: stalls"
-        waits.append(Measured(worst, evidence.stall_share))
+        seen += f"{evidence.stall_share:.0%} of that falls into a tenth of the steps: stalls. "
         workers: WorkerEvidence | None = evidence.known("workers")
         if workers and workers.slowest:
-            waits.append(Measured(f"the slowest items are {workers.slowest}"))
+            seen += f"The slowest items are {workers.slowest}. "
     lines = why.lines or evidence.loading_lines
     if lines and not why.lines:
-        waits.append(Measured(f"most of making a batch is in {lines[0].what}"))
-    measured = (*waits, *why.measured)
-    return replace(why, lost_share=evidence.wait_share, measured=measured, lines=lines)
+        seen += f"Most of making a batch is in {lines[0].what}. "
+    evidence_of_it = (seen + why.evidence).strip()
+    return replace(why, lost_share=wait, evidence=evidence_of_it, lines=lines)
