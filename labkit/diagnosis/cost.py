@@ -26,6 +26,8 @@ USD_PER_CORE_HOUR = 0.0816 / 2
 KG_CO2_PER_KWH = 0.473
 SAMPLES_PER_EPOCH = 1_281_167  # the training images of ImageNet-1k (ILSVRC 2012)
 ROWS = {  # of the table: what it is called, by the attribute, with its unit
+    "usd_per_hour": "rent, USD/h (or give usd_per_hour)",
+    "kg_co2_per_kwh": "grid, kg CO2e/kWh",
     "hours_per_epoch": "time, h",
     "usd_per_epoch": "rent, USD",
     "idle_usd_per_epoch": "  of it for an idle device, USD",
@@ -58,11 +60,8 @@ class Cost(Result):
             (label, *(_number(getattr(each, name)) for each in shown.values()))
             for name, label in ROWS.items()
         ]
-        rent = _number(self.usd_per_hour) or "unknown: give usd_per_hour"
-        foot = f"rent, USD/h: {rent}; grid {self.kg_co2_per_kwh:g} kg CO2e/kWh"
-        if self.watts is None:
-            foot += "; energy was not measured: no readable counter, so no joules and no carbon"
-        return Table(rows, ("", *shown), self.title, [foot])
+        foot = "energy was not measured: no readable counter, so no joules and no carbon"
+        return Table(rows, ("", *shown), self.title, [foot] if self.watts is None else [])
 
 
 def cost(
@@ -79,12 +78,8 @@ def cost(
     epoch ImageNet's. `before` is a run to compare with, at the same prices. ValueError: a price
     below 0 or not finite, or a run without numbers.
     """
-    given = {
-        "usd_per_hour": usd_per_hour,
-        "kg_co2_per_kwh": kg_co2_per_kwh,
-        "samples_per_epoch": samples_per_epoch,
-    }
-    for name, value in given.items():
+    given = {"usd_per_hour": usd_per_hour, "kg_co2_per_kwh": kg_co2_per_kwh}
+    for name, value in (given | {"samples_per_epoch": samples_per_epoch}).items():
         if value is not None and not 0 <= value < math.inf:
             raise ValueError(f"{name}={value!r} is not allowed: use a number of 0 or more")
     if not run.throughput:
@@ -97,7 +92,7 @@ def cost(
     recorded = ", RECORDED" if run.recorded else ""
     return Cost(
         title=f"An epoch of {samples_per_epoch:,} {run.unit}{recorded} on {run.machine.name}",
-        before=before and cost(before, **given),
+        before=before and cost(before, **given, samples_per_epoch=samples_per_epoch),
         kg_co2_per_kwh=kg_co2_per_kwh,
         hours_per_epoch=hours,
         watts=watts,
@@ -114,8 +109,9 @@ def mean_watts(run: RunData) -> float | None:
     """Return mean power after the warm-up, by the card's energy counter; None: hardly read."""
     moments, joules = readings_of(run, "energy_j", run.warm_s)
     known = np.isfinite(joules)
-    seconds = float(np.ptp(moments[known])) if known.any() else 0.0
-    return float(np.ptp(joules[known])) / seconds or None if seconds else None
+    if known.sum() < 2:
+        return None
+    return float(np.ptp(joules[known]) / np.ptp(moments[known])) or None
 
 
 def usual_rent(machine: Machine) -> float | None:

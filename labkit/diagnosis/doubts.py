@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import CONCLUDED, NEIGHBOUR, Finding
+from labkit.diagnosis.findings import Finding
 from labkit.results.run_data import RunData
 from labkit.results.watched_pipeline import BODY_NOTE
 from labkit.text import counted, listed
@@ -19,6 +21,10 @@ OTHER_PROFILER = (
     "some profilers: run without compile='reduce-overhead'."
 )
 HEADROOM = "Ask lk.headroom(loader), which waits for the device, what a better loader would bring."
+NO_XRAY = "No x-ray: what happens inside the compute was not seen (xray=True)."
+UPPER_BOUND = "On a GPU gaps between kernels count as busy: its share is an upper bound."
+NOT_TIMED = "The device was not timed: it may work while the loop waits for data."
+NO_WORKERS = "The loader's workers were not timed: what they lack was not judged."
 
 
 def unsure(cause: str, evidence: str, advice: str) -> Finding:
@@ -39,10 +45,13 @@ def too_short(steps: int) -> Finding:
     return unsure("too_short", seen, f"Run {counted(limits.MIN_STEPS - steps, 'more step')}.")
 
 
-def too_close(confidence: float, names: list[str]) -> Finding:
-    """The resampled runs do not agree."""
-    seen = f"{confidence:.0%} of the resampled runs give the same verdict (threshold "
-    seen += f"{limits.MIN_CONFIDENCE:.0%}); the candidates are {' and '.join(names[:2])}."
+def too_close(agree: Counter[str]) -> Finding | None:
+    """The resampled runs do not agree on the bottleneck: `agree` counts how often which is first."""
+    (first, times), *others = agree.most_common(2)
+    if times >= limits.MIN_CONFIDENCE * limits.RESAMPLES:
+        return None
+    seen = f"{times} of {limits.RESAMPLES} resampled runs say {first}, the others "
+    seen += f"{others[0][0]} or another (threshold {limits.MIN_CONFIDENCE:.0%})."
     return unsure("too_close_to_call", seen, "Run longer (more steps), on a quiet machine.")
 
 
@@ -51,16 +60,16 @@ def against(first: Finding, evidence: Evidence) -> Finding | None:
     shared = evidence.card.known("others_share") or 0.0
     if shared > limits.FOREIGN_LOAD:
         seen = f"{shared:.0%} of the time kernels of other processes ran on the same GPU (NVML)."
-        return unsure(NEIGHBOUR, seen, STOP_OTHERS)
+        return unsure("neighbour", seen, STOP_OTHERS)
     taken = taken_by_others(first, evidence)
     if taken > limits.FOREIGN_LOAD:
         seen = f"{taken:.0%} of the time in which this program had work, others had its cores "
-        return unsure(NEIGHBOUR, f"{seen}(threshold {limits.FOREIGN_LOAD:.0%}).", STOP_OTHERS)
+        return unsure("neighbour", f"{seen}(threshold {limits.FOREIGN_LOAD:.0%}).", STOP_OTHERS)
     kernels = None if evidence.known("trace") else evidence.known("kernels")
     if kernels is not None and evidence.compute_us:
         ratio = kernels.kernel_us / evidence.compute_us
         least = limits.GRAPH_KERNELS if kernels.cuda_graphs else 0.0
-        if ratio == 0 or ratio < least or ratio > limits.DISAGREE_OVER:
+        if not ratio or not least <= ratio <= limits.DISAGREE_OVER:
             seen = f"{kernels.kernel_us / 1e3:.1f} ms of kernels in a step, by the x-ray, and "
             seen += f"{evidence.compute_us / 1e3:.1f} ms of a busy device, by its events."
             return unsure("instruments_disagree", seen, OTHER_PROFILER)
@@ -75,7 +84,7 @@ def taken_by_others(first: Finding, evidence: Evidence) -> float:
     not the limit, nor are its launches of a watched loop's making.
     """
     use, taken = evidence.use, evidence.stolen_by_others
-    doubted = evidence.kind == "cpu" and first.cause in CONCLUDED
+    doubted = evidence.kind == "cpu" and not first.lost_share
     if evidence.known("loop"):
         taken = (use.taken or 0.0) if use.is_shared else 0.0
         doubted = doubted or first.name == "launch" or first.cause == "cold_start"
@@ -85,20 +94,20 @@ def taken_by_others(first: Finding, evidence: Evidence) -> float:
 
 def unseen(evidence: Evidence) -> Finding | None:
     """The device seems to be the limit, and nothing saw whether it works."""
-    share = evidence.compute_share
+    share = f"{evidence.compute_share:.0%} of the time"
     if evidence.launches_only:
-        seen = f"{share:.0%} of the time the host is in the loop's body; what the device did was "
-        return unsure("device_not_timed", f"{seen}not timed here.", HEADROOM)
+        seen = f"{share} the host is in the loop's body; what the device did was not timed here."
+        return unsure("device_not_timed", seen, HEADROOM)
     if evidence.gaps_may_hide:
         witness = evidence.card.known("witness")
-        seen = f"{share:.0%} of the time, at most, the device is busy: a step counts from its "
-        seen += "first kernel to its last, and whether gaps between them are waits for the host "
-        seen += f"was not seen. {witness.said if witness else ''}"
-        return unsure("busy_is_an_upper_bound", seen.strip(), look_inside(evidence))
+        seen = f"{share}, at most, the device is busy: a step counts from its first kernel to its "
+        seen += "last, and whether gaps between them are waits for the host was not seen"
+        seen += f"; {witness.said}." if witness else "."
+        return unsure("busy_is_an_upper_bound", seen, look_inside(evidence))
     loop = evidence.known("loop")
     if loop is None or evidence.body:
         return None
-    seen = f"{share:.0%} of the time is the loop's body; whether that is training was not seen: "
+    seen = f"{share} is the loop's body; whether that is training was not seen: "
     seen += f"{loop.lines.missing or 'too few stacks were sampled'}."
     return unsure("body_not_seen", seen, PROFILE)
 
@@ -114,11 +123,9 @@ def caveats(evidence: Evidence, run: RunData, seconds: float) -> dict[str, float
     said = {}
     use, crowded = evidence.use, evidence.crowded_by
     if crowded > limits.DISTURBS:
-        taken = f"had the model's core for {crowded:.0%} of the time"
-        if use.others_share > limits.DISTURBS:
-            named = f": {listed(run.beside)}" if run.beside else ""
-            taken = f"used {use.others:.1f} of {use.cores} cores meanwhile{named}"
-        said[f"Other programs {taken}."] = max(1 - crowded, 0.0)
+        named = f": {listed(run.beside)}" if run.beside else ""
+        taken = f"{use.others or 0.0:.1f} of {use.cores} cores meanwhile{named}"
+        said[f"Other programs used {taken}."] = max(1 - crowded, 0.0)
     if run.on_the_card:
         share = evidence.card.known("others_share")
         named = f"Other programs were on the same GPU: {listed(run.on_the_card)}."
@@ -136,19 +143,11 @@ def caveats(evidence: Evidence, run: RunData, seconds: float) -> dict[str, float
 def not_seen(evidence: Evidence) -> tuple[str, ...]:
     """Return notes on what no instrument saw: causes that ask for it are not judged."""
     looked_inside = evidence.known("xray") or evidence.known("kernels")
-    notes = {
+    missing = {
         BODY_NOTE: evidence.known("loop") and not evidence.body,
-        "No x-ray: what happens inside the compute was not seen (xray=True).": (
-            evidence.of_bench and not looked_inside
-        ),
-        "On a GPU gaps between kernels count as busy: its share is an upper bound.": (
-            evidence.gaps_may_hide
-        ),
-        "The device was not timed: it may work while the loop waits for data.": (
-            evidence.launches_only
-        ),
-        "The loader's workers were not timed: what they lack was not judged.": (
-            evidence.has_workers and not evidence.known("workers")
-        ),
+        NO_XRAY: evidence.of_bench and not looked_inside,
+        UPPER_BOUND: evidence.gaps_may_hide,
+        NOT_TIMED: evidence.launches_only,
+        NO_WORKERS: evidence.has_workers and not evidence.known("workers"),
     }
-    return tuple(note for note, is_so in notes.items() if is_so)
+    return tuple(note for note, is_so in missing.items() if is_so)

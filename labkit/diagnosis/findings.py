@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.loader_code import as_comment
@@ -26,9 +26,6 @@ BOTTLENECKS = {  # every name that a diagnosis can give
 BESIDE_TRAINING = ("validation", "between_epochs")  # causes of "host" outside the training loop
 NEIGHBOUR = "neighbour"  # the cause where others use the cores
 DEVICE_LIMIT = "the_device_is_the_limit"  # the cause where no loss is worth a name
-DOUBLE = "float64"
-LOW_MFU = "low_MFU"
-CONCLUDED = (DEVICE_LIMIT, DOUBLE, LOW_MFU)  # causes that follow from a busy device
 
 TUNING = "03_dataloader_tuning.ipynb"
 BATCHES = "04_batch_sizing.ipynb"
@@ -49,7 +46,7 @@ LESSONS = {  # the section that teaches a remedy: notebook, heading
     "padding": (BATCHES, "4. Text: the padding in a batch"),
 }
 CAUSES_OF = {  # {page of the folder `symptoms` beside the notebooks: the causes that it explains}
-    "busy-device": (DEVICE_LIMIT, LOW_MFU, "elementwise_chains"),
+    "busy-device": (DEVICE_LIMIT, "low_MFU", "elementwise_chains"),
     "copies": ("copies",),
     "costly-items": ("item", "collate", "slow_line", "cores"),
     "epoch-start": ("workers_restart", "cold_start"),
@@ -69,7 +66,7 @@ CAUSES_OF = {  # {page of the folder `symptoms` beside the notebooks: the causes
     ),
     "padding": ("padding",),
     "periodic": ("periodic", *BESIDE_TRAINING),
-    "precision": (DOUBLE, "FP32", "no_Tensor_Cores"),
+    "precision": ("float64", "FP32", "no_Tensor_Cores"),
     "ranks": (
         "one_rank_is_short_of_data",
         "one_rank_is_slower",
@@ -105,14 +102,6 @@ class Remedy:
     code: str = ""  # PyTorch as an example, before the lines that make those changes
 
 
-class Estimate(NamedTuple):
-    """A gain in times the throughput, with its range."""
-
-    value: float
-    low: float
-    high: float
-
-
 @dataclass(frozen=True)
 class Finding:
     """One thing that costs device time, or a reason to give no verdict."""
@@ -126,26 +115,24 @@ class Finding:
     rank: int | None = None  # of several ranks, the one to blame
     at_most: float | None = None  # times the throughput, whatever is done against it
     # What `wording.worded` makes of a finding with remedies
-    expected: Estimate | None = None  # times the throughput with the first remedy; None: not known
+    # Times the throughput with the first remedy, and from where to where; None: not known
+    expected: tuple[float, float, float] | None = None
     advice: str = ""  # what to change first, and what to expect of it
     code: str = ""  # what to type for the first remedy
 
     @property
-    def lesson(self) -> str:
-        """The key of the section that teaches the first remedy; "" without one."""
-        return self.remedies[0].lesson if self.remedies and self.lost_share else ""
-
-    @property
     def places(self) -> dict[str, str]:
         """Where to read on, in words, each with its address in the folder of the notebooks."""
-        page = PAGE_OF.get(self.cause, "")
-        named = {page: page} if page else {}
-        if not self.lesson:
-            return named
-        file, heading = LESSONS[self.lesson]
-        section, title = heading.rstrip("?").split(". ", 1)
-        words = f"notebook {file[:2]}, section {section} ({title})"
-        return {words: f"{file}#{heading}".replace(" ", "-"), **named}
+        places = {}
+        lesson = self.remedies[0].lesson if self.remedies and self.lost_share else ""
+        if lesson:
+            file, heading = LESSONS[lesson]
+            section, title = heading.rstrip("?").split(". ", 1)
+            words = f"notebook {file[:2]}, section {section} ({title})"
+            places[words] = f"{file}#{heading}".replace(" ", "-")
+        if page := PAGE_OF.get(self.cause):
+            places[page] = page
+        return places
 
     def to_dict(self) -> dict[str, object]:
         """Return the finding as JSON types; code as comments where it has names of no script."""

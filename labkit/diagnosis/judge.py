@@ -11,7 +11,7 @@ from labkit.diagnosis import cause, causes, doubts  # noqa: F401 - causes regist
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.causes.compute import nothing_lost
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import BESIDE_TRAINING, CONCLUDED, Finding
+from labkit.diagnosis.findings import BESIDE_TRAINING, Finding
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.trace_evidence import of_trace, of_traces
 from labkit.diagnosis.verdict import Diagnosis
@@ -26,27 +26,24 @@ def of_run(run: RunData, ranks_cores: float = 0.0) -> Diagnosis:
     source = run.mark or f"measured on {run.machine.name}"
     table = StepTable(run, ranks_cores)
     if table.steps < limits.MIN_STEPS:
-        return Diagnosis((worded(doubts.too_short(table.steps)),), 0.0, source, mark=run.mark)
+        doubt = worded(doubts.too_short(table.steps))
+        return Diagnosis((doubt,), 0.0, source, mark=run.mark)
     evidence = table.evidence()
-    findings = by_cost(evidence)
-    most = most_confidence(findings[0], evidence)
-    doubt, confidence = doubts.against(findings[0], evidence), 0.0
-    if doubt is None:
-        agree = resampled(table)
-        confidence = agree[findings[0].name] / limits.RESAMPLES
-        if confidence < limits.MIN_CONFIDENCE:
-            doubt = doubts.too_close(confidence, [name for name, _ in agree.most_common()])
-    caveats = doubts.caveats(evidence, run, table.seconds)
-    told = [worded(each, evidence, run) for each in ([doubt] if doubt else []) + findings]
+    first, *_ = findings = by_cost(evidence)
+    agree = resampled(table)
+    doubt = doubts.against(first, evidence) or doubts.too_close(agree)
+    told = [worded(each, evidence, run) for each in (*filter(None, [doubt]), *findings)]
     # Doubts first; what no remedy is expected to make smaller after all that one does
     told.sort(key=lambda each: each.name != "unsure" and not (each.lost_share and each.remedies))
+    caveats = doubts.caveats(evidence, run, table.seconds)
+    sure = 0.0 if doubt else agree[first.name] / limits.RESAMPLES
     return Diagnosis(
         tuple(told),
-        min(confidence * min(caveats.values(), default=1.0), most),
+        min(sure * min(caveats.values(), default=1.0), most_confidence(first, evidence)),
         source,
         doubts.not_seen(evidence),
         tuple(caveats),
-        mark=run.mark,
+        run.mark,
     )
 
 
@@ -54,8 +51,7 @@ def of_traced(traced: Breakdown | RankTraces) -> Diagnosis:
     """Diagnose what was read from the trace of a rank, or from those of several."""
     evidence = of_trace(traced) if isinstance(traced, Breakdown) else of_traces(traced)
     findings = tuple(worded(each, evidence) for each in by_cost(evidence))
-    notes = doubts.not_seen(evidence)
-    return Diagnosis(findings, lead(evidence), evidence.source, notes)
+    return Diagnosis(findings, lead(evidence), evidence.source)
 
 
 def of_published(known: PublicTrace) -> Diagnosis:
@@ -73,9 +69,9 @@ def losses(evidence: Evidence) -> tuple[list[Finding], dict[str, float]]:
     rest = 1 - sum(each.lost_share for each in found if each.cause in BESIDE_TRAINING)
     total: dict[str, float] = defaultdict(float)
     for place, each in enumerate(found):
-        if each.cause not in BESIDE_TRAINING:
-            found[place] = replace(each, lost_share=each.lost_share * rest)
-        total[each.name] += found[place].lost_share
+        share = each.lost_share * (1 if each.cause in BESIDE_TRAINING else rest)
+        found[place] = replace(each, lost_share=share)
+        total[each.name] += share
     return found, total
 
 
@@ -83,8 +79,11 @@ def by_cost(evidence: Evidence) -> list[Finding]:
     """Return the losses worth a name, the costliest bottleneck first; `compute` without any."""
     found, total = losses(evidence)
     limit = limits.WORTH_NAMING
-    named = [f for f in found if total[f.name] >= limit[f.name]]
-    named = [f for f in named if f.lost_share >= limit[f.name] / 2] or named
+    named = [
+        each
+        for each in found
+        if total[each.name] >= limit[each.name] and each.lost_share >= limit[each.name] / 2
+    ]
     named.sort(key=lambda finding: (-total[finding.name], -finding.lost_share))
     known = {finding.cause for finding in named}
     named += [each for each in cause.found(evidence, cause.WARNING) if each.cause not in known]
@@ -109,6 +108,6 @@ def most_confidence(first: Finding, evidence: Evidence) -> float:
     """Return the most confidence in a verdict: a device is trusted where something saw it."""
     if evidence.launches_only:
         return limits.UNSEEN
-    if first.cause not in CONCLUDED or evidence.known("xray") or evidence.known("kernels"):
+    if first.lost_share or evidence.known("xray") or evidence.known("kernels"):
         return 1.0
     return limits.LINES_SEEN if evidence.body else limits.UNSEEN

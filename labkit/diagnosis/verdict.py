@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import html
 import textwrap
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from labkit.diagnosis.findings import BESIDE_TRAINING, BOTTLENECKS, Finding, in_words
 from labkit.results.result import Result, Table, copy_buttons
-
-SHOWN = 4  # findings of the details
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,11 +47,11 @@ class Diagnosis(Result):
     def headline(self) -> str:
         """The verdict in a few words."""
         first = self.findings[0]
-        blamed = first.rank is not None and first.name != "communication"
-        where = f" on rank {first.rank}" if blamed else ""
-        is_beside = first.cause in BESIDE_TRAINING
-        about = in_words(first.cause) if is_beside else BOTTLENECKS[first.name]
-        return f"{first.name}{where} ({about})"
+        about = BOTTLENECKS[first.name]
+        if first.cause in BESIDE_TRAINING:
+            about = in_words(first.cause)
+        is_blamed = first.rank is not None and first.name != "communication"
+        return f"{first.name}{f' on rank {first.rank}' if is_blamed else ''} ({about})"
 
     def to_dict(self) -> dict[str, object]:
         """Return the diagnosis as JSON types."""
@@ -74,12 +72,10 @@ class Diagnosis(Result):
         if first.lost_share:
             told[0] += f": {first.lost_share:.0%} of the time"
         what = ". ".join(each.rstrip(".") for each in told)
-        mark = f"{self.mark}: " if self.mark else ""
-        code = first.code.strip()
-        if "\n" in code:
-            code = textwrap.indent(f"\n{code}", "    ")
-        do = f"{first.advice} In PyTorch: {code}" if code else first.advice
-        return f"{mark}{what}", f"Why: {first.evidence}", f"Do: {do}"
+        what = f"{self.mark}: {what}" if self.mark else what
+        code = textwrap.indent(first.code.rstrip(), "    ")
+        do = f"{first.advice} In PyTorch:\n{code}" if code else first.advice
+        return what, f"Why: {first.evidence}", f"Do: {do}"
 
     @property
     def details(self) -> Table:
@@ -87,26 +83,17 @@ class Diagnosis(Result):
         return self.table()
 
     def table(self) -> Table:
-        """Return the findings, the costliest first, and what can be copied of the first remedy."""
-        shown = self.findings[:SHOWN]
+        """Return the findings, the costliest first."""
         rows = []
         foot = [self.source, *self.notes, *self.caveats]
-        for each in shown:
+        for each in self.findings:
             cause = in_words(each.cause)
             lost = f"{each.lost_share:.0%}" if each.lost_share else None
             rows.append((f"{each.name}: {cause}", lost, each.evidence, each.advice))
-            foot += [f"{cause}, also: {other.text}" for other in each.remedies[1:]]
             if each.code:
                 foot += [f"{cause}, in PyTorch:", textwrap.indent(each.code.rstrip(), "    ")]
-        code = shown[0].code
-        return Table(
-            rows,
-            head=("finding", "time lost", "evidence", "what to change"),
-            title=f"Bottleneck: {self.headline}",
-            foot=foot,
-            left=(0, 2, 3),
-            copies={"PyTorch": code} if code else {},
-        )
+        head = ("finding", "time lost", "evidence", "what to change")
+        return Table(rows, head, f"Bottleneck: {self.headline}", foot, left=(0, 2, 3))
 
     def __repr__(self) -> str:
         return "\n".join(self.three_lines)
@@ -117,7 +104,7 @@ class Diagnosis(Result):
             place = html.escape(words)
             do = do.replace(place, f"<a href='{html.escape(address)}'>{place}</a>", 1)
         text = f"<b>{what}</b><div>{why}</div><div style='white-space:pre-wrap'>{do}</div>"
-        details = self.details
-        more = replace(details, copies={})._repr_html_()
-        folded = f"<details><summary>all findings</summary>{more}</details>"
-        return f"{text}{copy_buttons(details.copies)}{folded}"
+        code = self.findings[0].code
+        copied = copy_buttons({"PyTorch": code}) if code else ""
+        more = self.details._repr_html_()
+        return f"{text}{copied}<details><summary>all findings</summary>{more}</details>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import Estimate, Finding, Remedy, gain_without
+from labkit.diagnosis.findings import Finding, Remedy, gain_without
 from labkit.diagnosis.known_calls import known_first
 from labkit.diagnosis.loader_code import as_comment
 from labkit.prediction.prediction import WORTH, predict
@@ -14,54 +14,44 @@ from labkit.results.script import changed_lines
 
 NOTHING_TO_SET = f"No setting is expected to gain as much as {WORTH:.0%}."
 AT_MOST = 2.0  # a larger gain that only the lost share bounds is not stated: it seldom comes
+NOTHING_KNOWN = Evidence(kind="cpu")
 # Losses beside which their remedies also shorten what else the device does
 UNBOUNDED = ("launch", "memory_bandwidth", "precision", "communication")
 
 
 def worded(
-    finding: Finding, evidence: Evidence | None = None, run: RunData | None = None
+    finding: Finding, evidence: Evidence = NOTHING_KNOWN, run: RunData | None = None
 ) -> Finding:
     """Return a finding with the remedies that are for its run, the advice and the code to paste.
 
-    Without evidence there are no settings to fill in, and no code.
-    """
-    code = ""
-    if evidence is not None:
-        finding = _filled(finding, evidence, run)
-        code = _code(finding.remedies[0], evidence) if finding.remedies else ""
-    return replace(finding, advice=_advice(finding), code=code)
-
-
-def _filled(finding: Finding, evidence: Evidence, run: RunData | None) -> Finding:
-    """Return a finding with its remedies as they are for a run, and what the first should bring.
-
-    That is known of a bench's own pipeline alone, by simulation: a remedy that is sure to gain goes
-    before the others, and one that would gain no more than noise is left out. Of a user's loop the
-    most is known that batches which are ready would bring.
+    What a remedy brings is known of a bench's own pipeline alone, by simulation: one that is sure
+    to gain goes before the others, and one that would gain no more than noise is left out. Of a
+    user's loop the most is known that batches which are ready would bring.
     """
     most = finding.at_most or _most(finding, evidence)
     # Else the loader does not hold this loop back
     is_worth = most is None or most > 1 + WORTH
     found = [(remedy, _gain(remedy, run)) for remedy in finding.remedies if is_worth]
-    kept = [(remedy, gain) for remedy, gain in found if gain is None or gain.value > 1 + WORTH]
-    kept.sort(key=lambda each: each[1] is None or each[1].low <= 1)  # the sure ones in front
+    kept = [(remedy, gain) for remedy, gain in found if gain is None or gain[0] > 1 + WORTH]
+    kept.sort(key=lambda each: each[1] is None or each[1][1] <= 1)  # the sure ones in front
+    remedies = tuple(remedy for remedy, _ in kept)
     finding = replace(
-        finding,
-        remedies=tuple(remedy for remedy, _ in kept),
-        expected=kept[0][1] if kept else None,
-        at_most=most,
+        finding, remedies=remedies, expected=kept[0][1] if kept else None, at_most=most
     )
-    return known_first(finding) if evidence.known("loop") else finding
+    finding = known_first(finding)
+    code = _code(finding.remedies[0], evidence) if finding.remedies else ""
+    return replace(finding, advice=_advice(finding), code=code)
 
 
-def _gain(remedy: Remedy, run: RunData | None) -> Estimate | None:
-    """Return the gain of a remedy's settings; None where nothing simulates it."""
-    if not remedy.changes or run is None or run.watched or not run.throughput:
+def _gain(remedy: Remedy, run: RunData | None) -> tuple[float, float, float] | None:
+    """Return the gain of a remedy's settings and its range; None where nothing simulates it."""
+    if not remedy.changes or run is None or run.watched:
         return None
     found = predict(run, **remedy.changes)
-    if not found.throughput or found.throughput_range is None:
+    if not run.throughput or not found.throughput or found.throughput_range is None:
         return None
-    return Estimate(*(r / run.throughput for r in (found.throughput, *found.throughput_range)))
+    low, high = found.throughput_range
+    return found.throughput / run.throughput, low / run.throughput, high / run.throughput
 
 
 def _most(finding: Finding, evidence: Evidence) -> float | None:

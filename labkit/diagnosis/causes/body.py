@@ -13,6 +13,7 @@ from labkit.diagnosis.causes.copies import lost_in_body, sampled_by
 from labkit.diagnosis.evidence import Evidence, asked
 from labkit.diagnosis.findings import Finding, Remedy, loss
 from labkit.diagnosis.hot_lines import Line
+from labkit.instruments.growth import Grown
 
 VECTORISE = Remedy(
     "vectorise",
@@ -49,12 +50,11 @@ def period(steps: np.ndarray, share: np.ndarray, spent: np.ndarray) -> int | Non
     for; `spent` (steps,) s is how long each body took.
     """
     long = np.flatnonzero(spent > limits.LONG * np.median(spent))
-    if len(long) < 2 or share[np.isin(steps, long)].sum() < limits.IN_LONG_STEPS * share.sum():
-        return None
     gaps = np.diff(long)
-    every = int(np.median(gaps))
-    is_regular = (np.abs(gaps - every) <= 1).mean() >= limits.REGULAR
-    return every if every > 2 and is_regular else None
+    every = int(np.median(gaps)) if len(gaps) else 0
+    falls_there = share[np.isin(steps, long)].sum() >= limits.IN_LONG_STEPS * share.sum()
+    is_regular = np.mean(np.abs(gaps - every) <= 1) >= limits.REGULAR if every > 2 else False
+    return every if falls_there and is_regular else None
 
 
 def in_the_body(evidence: Evidence, part: str) -> Finding | None:
@@ -105,21 +105,17 @@ KEEP_NUMBERS = Remedy(
 def longer_and_longer(evidence: Evidence) -> Finding | None:
     """A watched loop's steps take longer and longer: cause "drift".
 
-    It is found where the last fifth of the steps takes DRIFT times the first; DRIFT_ALONE times
-    where neither memory nor a variable was seen to grow, and no other program DISTURBS the loop.
-    Batches that grow as much explain it. It costs what the later steps take beyond the first.
+    It is found where the last fifth of the steps takes DRIFT times the first, and a variable was
+    seen to grow or no other program DISTURBS the loop. Batches that grow as much explain it. It
+    costs what the later steps take beyond the first.
     """
     drift = evidence.loop.drift
-    if drift is None:
-        return None
     grown = asked(kept, evidence)
-    if grown is None:
-        has_risen = evidence.growth.known("late_gib") is not None
-        least = limits.DRIFT if has_risen else limits.DRIFT_ALONE
-        if drift.growth < least or evidence.crowded_by > limits.DISTURBS:
-            return None
-        grown = Finding("host", "drift", remedies=(KEEP_LESS,))
-    seen = f"the last steps take {drift.growth:.1f}x as long as the first ({evidence.source}). "
+    is_alone = evidence.crowded_by <= limits.DISTURBS
+    if drift is None or drift.growth < limits.DRIFT or not (grown or is_alone):
+        return None
+    grown = grown or Finding("host", "drift", remedies=(KEEP_LESS,))
+    seen = f"The last steps take {drift.growth:.1f}x as long as the first ({evidence.source}). "
     lines = grown.lines + drift.lines
     return replace(grown, lost_share=drift.share, evidence=seen + grown.evidence, lines=lines)
 
@@ -132,21 +128,23 @@ def kept(evidence: Evidence) -> Finding | None:
     the program gained.
     """
     growth = evidence.growth
-    risen = growth.known("late_gib") is not None
-    least = limits.BLAMED * (growth.late_gib - growth.early_gib) * 2**30 if risen else np.inf
-    blamed = [
-        each for each in growth.variables if each["graph"] or (each.get("bytes") or 0) >= least
-    ]
-    if not blamed:
+    variable = max(growth.variables, key=lambda each: (each["graph"], bytes_of(each)), default=None)
+    risen = growth.known("late_gib")
+    least = limits.BLAMED * (risen - growth.early_gib) * 2**30 if risen else np.inf
+    if variable is None or not (variable["graph"] or bytes_of(variable) >= least):
         return None
-    variable = max(blamed, key=lambda each: (each["graph"], each.get("bytes") or 0, each["after"]))
     name = variable["name"]
     where = variable["file"], variable["line"], variable["function"]
     line = Line(*where, 0.0, "body", "python", name)
     seen = f"`{name}` in {line.address} grew from {variable['before']} to {variable['after']}"
-    if risen:
-        seen += f", the program's memory rose to {growth.late_gib:.2g} GiB"
+    seen += f", the program's memory rose to {risen:.2g} GiB" if risen else ""
+    remedy = KEEP_LESS
     if variable["graph"]:
         seen += ", and it keeps tensors with the graphs that made them"
-    remedy = KEEP_NUMBERS if variable["graph"] else KEEP_LESS
+        remedy = KEEP_NUMBERS
     return Finding("host", "drift", 0.0, f"{seen}.", (remedy,), (line,))
+
+
+def bytes_of(variable: Grown) -> float:
+    """Return the bytes of a variable that grew; 0 where they are not known."""
+    return variable.get("bytes") or 0.0

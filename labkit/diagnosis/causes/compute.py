@@ -7,7 +7,7 @@ from labkit.diagnosis.cause import LOSS, WARNING, cause
 from labkit.diagnosis.causes.launches import larger_kernels
 from labkit.diagnosis.doubts import look_inside
 from labkit.diagnosis.evidence import Evidence, asked
-from labkit.diagnosis.findings import DEVICE_LIMIT, DOUBLE, LOW_MFU, Finding, Remedy, loss
+from labkit.diagnosis.findings import DEVICE_LIMIT, Finding, Remedy, loss
 from labkit.text import percent
 
 BF16 = Remedy(
@@ -128,10 +128,10 @@ def double_precision(evidence: Evidence) -> Finding | None:
     It is found where the device computes for BUSY of the time. What it costs is not known.
     """
     busy = evidence.compute_share
-    if evidence.weights_dtype != DOUBLE or busy < limits.BUSY:
+    if evidence.weights_dtype != "float64" or busy < limits.BUSY:
         return None
     seen = f"{busy:.0%} of the time the device computes, and the weights are float64."
-    return Finding("precision", DOUBLE, evidence=seen, remedies=(SINGLE_PRECISION,))
+    return Finding("precision", "float64", evidence=seen, remedies=(SINGLE_PRECISION,))
 
 
 @cause(WARNING)
@@ -146,7 +146,7 @@ def low_mfu(evidence: Evidence) -> Finding | None:
         return None
     seen = f"{busy:.0%} of the time busy, with an MFU of {percent(evidence.mfu)} (of "
     seen += f"{evidence.peak}; threshold {limits.LOW_MFU:.0%} of the busy time)."
-    return Finding("compute", LOW_MFU, evidence=seen, advice=look_inside(evidence))
+    return Finding("compute", "low_MFU", evidence=seen, advice=look_inside(evidence))
 
 
 # -- where nothing is left -------------------------------------------------------------------------
@@ -179,10 +179,9 @@ def nothing_lost(evidence: Evidence, losses: dict[str, float]) -> Finding:
     """Return the verdict that no loss is worth a name: `losses` are those of each bottleneck."""
     limit = limits.WORTH_NAMING
     name = max(losses, key=lambda each: losses[each] / limit[each])
-    computes = "the host is in the loop's body" if evidence.launches_only else "the device computes"
-    seen = f"{evidence.compute_share:.0%} of the time {computes}, and no loss reaches its threshold"
-    seen += f"; the nearest is {name} with {losses[name]:.0%} (threshold {limit[name]:.0%}; "
+    seen = f"{evidence.compute_share:.0%} of the time the device computes, and no loss reaches its "
+    seen += f"threshold; the nearest is {name} with {losses[name]:.0%} (threshold {limit[name]:.0%}"
+    seen += f"; {evidence.source})."
     remedies = (USE_THE_CARD,) if evidence.known("spare_card") else ()
     advice = PROFILE_THE_OPERATORS if evidence.known("loop") else NOTHING_LEFT
-    seen += f"{evidence.source})."
     return Finding("compute", DEVICE_LIMIT, evidence=seen, remedies=remedies, advice=advice)

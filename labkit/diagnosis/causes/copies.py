@@ -71,13 +71,11 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     if evidence.kind != "gpu" or not evidence.compute_share:
         return None
     at_copies = lines.mask("body") & (lines.frame.kind == "copy")
-    # What had been issued in full is done while the host waits for its batch, then at the copy
-    behind_the_queue = max(evidence.card.ahead_share - evidence.host_wait_share, 0.0)
     part = lines.frame.of_phase[at_copies].sum()
-    copying = part * (1 - evidence.host_wait_share) - behind_the_queue
+    copying = part * (1 - evidence.host_wait_share)
     copying_s = copying / evidence.compute_share * evidence.compute_us / 1e6
     moved = evidence.batch.bytes
-    if copying <= 0 or moved < limits.COPIES_BYTES_S * copying_s:
+    if not copying or moved < limits.COPIES_BYTES_S * copying_s:
         return None
     lost = min(copying, lost_in_body(evidence, part))
     worst = lines.rows(at_copies)[:3]
