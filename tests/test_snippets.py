@@ -15,9 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
-from labkit.diagnosis.cause import asked
 from labkit.diagnosis.causes import loader
-from labkit.diagnosis.evidence import Epochs, Evidence
+from labkit.diagnosis.evidence import Epochs, Evidence, asked
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.wording import worded
 from labkit.results.core_use import CoreUse
@@ -140,10 +139,6 @@ SCRIPTS = {
     "inline data": "from labkit_user import DataLoader, list_of, net, sgd\n"
     "made = DataLoader(list_of(64), 8, collate_fn=lambda items: items)",
 }
-STEP_CHANGES = [
-    {"compile": "default"},
-    {"precision": "bf16", "fused_optimizer": True},
-]
 
 
 @pytest.fixture
@@ -169,7 +164,7 @@ def test_what_is_printed_runs_in_a_script_with_other_names_or_none(kind, user_mo
     code = LoopCode.of(in_script(names, "call_of(made)", call_of=call_of))
     lines = [fed(code=code, epochs=RESTARTED, knobs={"num_workers": 2}).code]
     lines += [fed(code=code, advised=4).code]
-    lines += [code.lines(changes) for changes in CHANGES + STEP_CHANGES]
+    lines += [code.lines(changes) for changes in CHANGES]
     lines += [in_script(names, "tuner(made, seconds=1)", tuner=tuner).found.snippet]
     for line in lines:
         exec(compile(line, "pasted", "exec"), dict(names))

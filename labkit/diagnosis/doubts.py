@@ -8,14 +8,15 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding
 from labkit.results.run_data import RunData
-from labkit.results.watched_pipeline import BODY_NOTE
 from labkit.text import counted, listed
 
 # Causes that workers seem to have which only lack a core
 OF_SLOW_WORKERS = ("cores", "too_few_workers", "waiting_for_data", "stalls")
 STOP_OTHERS = "Stop the other work and run again."
-XRAY = "Look inside a few steps: run it with xray=True and 20 steps or more."
-PROFILE = "Record a few steps with torch.profiler, and give the trace to lk.diagnose."
+LOOK_INSIDE = (
+    "Look inside a few steps: run a pipeline with xray=True and 20 steps or more; of a loop of "
+    "yours record them with torch.profiler, and give the trace to lk.diagnose."
+)
 OTHER_PROFILER = (
     "Look with the maker's own profiler, such as Nsight Systems. CUDA graphs hide kernels from "
     "some profilers: run without compile='reduce-overhead'."
@@ -24,19 +25,11 @@ HEADROOM = "Ask lk.headroom(loader), which waits for the device, what a better l
 NO_XRAY = "No x-ray: what happens inside the compute was not seen (xray=True)."
 UPPER_BOUND = "On a GPU gaps between kernels count as busy: its share is an upper bound."
 NOT_TIMED = "The device was not timed: it may work while the loop waits for data."
-NO_WORKERS = "The loader's workers were not timed: what they lack was not judged."
 
 
 def unsure(cause: str, evidence: str, advice: str) -> Finding:
     """Return a finding that says why there is no verdict, and what to do for one."""
     return Finding("unsure", cause, evidence=evidence, advice=advice)
-
-
-def look_inside(evidence: Evidence) -> str:
-    """Say with what to look that has not looked yet."""
-    if evidence.known("xray"):
-        return OTHER_PROFILER
-    return XRAY if evidence.of_bench else PROFILE
 
 
 def too_short(steps: int) -> Finding:
@@ -46,7 +39,7 @@ def too_short(steps: int) -> Finding:
 
 
 def too_close(agree: Counter[str]) -> Finding | None:
-    """The resampled runs do not agree on the bottleneck: `agree` counts how often which is first."""
+    """The resampled runs, of which `agree` counts the bottlenecks, do not agree."""
     (first, times), *others = agree.most_common(2)
     if times >= limits.MIN_CONFIDENCE * limits.RESAMPLES:
         return None
@@ -80,16 +73,15 @@ def taken_by_others(first: Finding, evidence: Evidence) -> float:
     """Return the share of time in which others had the cores, where that speaks against a finding.
 
     What makes all of a program slower in proportion leaves its lines and their shares as they are.
-    But it starves loader workers, which is then no fault of theirs; and a device that others use is
-    not the limit, nor are its launches of a watched loop's making.
+    But it starves loader workers, which is then no fault of theirs; and a CPU that others use is
+    not the limit.
     """
     use, taken = evidence.use, evidence.stolen_by_others
-    doubted = evidence.kind == "cpu" and not first.lost_share
     if evidence.known("loop"):
         taken = (use.taken or 0.0) if use.is_shared else 0.0
-        doubted = doubted or first.name == "launch" or first.cause == "cold_start"
     starved = evidence.has_workers and first.cause in OF_SLOW_WORKERS and first.lost_share <= taken
-    return taken if doubted or starved else 0.0
+    is_limit = evidence.kind == "cpu" and not first.lost_share
+    return taken if starved or is_limit or first.cause == "cold_start" else 0.0
 
 
 def unseen(evidence: Evidence) -> Finding | None:
@@ -103,13 +95,13 @@ def unseen(evidence: Evidence) -> Finding | None:
         seen = f"{share}, at most, the device is busy: a step counts from its first kernel to its "
         seen += "last, and whether gaps between them are waits for the host was not seen"
         seen += f"; {witness.said}." if witness else "."
-        return unsure("busy_is_an_upper_bound", seen, look_inside(evidence))
+        return unsure("busy_is_an_upper_bound", seen, LOOK_INSIDE)
     loop = evidence.known("loop")
     if loop is None or evidence.body:
         return None
     seen = f"{share} is the loop's body; whether that is training was not seen: "
     seen += f"{loop.lines.missing or 'too few stacks were sampled'}."
-    return unsure("body_not_seen", seen, PROFILE)
+    return unsure("body_not_seen", seen, LOOK_INSIDE)
 
 
 # -- what limits a verdict -------------------------------------------------------------------------
@@ -144,10 +136,8 @@ def not_seen(evidence: Evidence) -> tuple[str, ...]:
     """Return notes on what no instrument saw: causes that ask for it are not judged."""
     looked_inside = evidence.known("xray") or evidence.known("kernels")
     missing = {
-        BODY_NOTE: evidence.known("loop") and not evidence.body,
         NO_XRAY: evidence.of_bench and not looked_inside,
         UPPER_BOUND: evidence.gaps_may_hide,
         NOT_TIMED: evidence.launches_only,
-        NO_WORKERS: evidence.has_workers and not evidence.known("workers"),
     }
     return tuple(note for note, is_so in missing.items() if is_so)

@@ -1,11 +1,17 @@
-"""What the diagnosis finds, as data: a finding, its remedies, and where both are explained."""
+"""A cause, which looks at the evidence, and what it finds: a finding with its remedies.
+
+A cause is a function in `labkit/diagnosis/causes`. It takes the `Evidence` and returns a `Finding`,
+however little it costs, or None; where it asks for what was not measured it is not judged. Its
+docstring has the condition, and the thresholds in it by their names in `thresholds.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from labkit.diagnosis.evidence import Evidence, asked
 from labkit.diagnosis.hot_lines import Line
 from labkit.diagnosis.loader_code import as_comment
 from labkit.knobs import Setting
@@ -144,6 +150,29 @@ class Finding:
             "remedies": remedies,
             "page": PAGE_OF.get(self.cause, ""),
         }
+
+
+Rule = Callable[[Evidence], Finding | None]
+LOSS = "loss"  # what costs device time: the losses of each bottleneck add up
+LATE = "late"  # why the loop waits for data: the first that is found counts
+WARNING = "warning"  # said whatever it costs
+CAUSES: dict[str, list[Rule]] = {LOSS: [], LATE: [], WARNING: []}
+
+
+def cause(when: str) -> Callable[[Rule], Rule]:
+    """Register a cause, which is asked as one of LOSS, LATE and WARNING after those before it."""
+
+    def registered(rule: Rule) -> Rule:
+        CAUSES[when].append(rule)
+        return rule
+
+    return registered
+
+
+def found(evidence: Evidence, when: str) -> Iterator[Finding]:
+    """Yield what the causes of a kind find that can be judged from this evidence."""
+    findings = (asked(rule, evidence) for rule in CAUSES[when])
+    return filter(None, findings)
 
 
 def loss(

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from labkit.diagnosis import cause, causes, doubts  # noqa: F401 - causes register themselves
+from labkit.diagnosis import causes, doubts  # noqa: F401 - causes register themselves
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.causes.compute import nothing_lost
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import BESIDE_TRAINING, Finding
+from labkit.diagnosis.findings import BESIDE_TRAINING, LOSS, WARNING, Finding, found
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.trace_evidence import of_trace, of_traces
 from labkit.diagnosis.verdict import Diagnosis
@@ -65,28 +65,28 @@ def losses(evidence: Evidence) -> tuple[list[Finding], dict[str, float]]:
 
     Where a script does much beside its training, what the others cost is a share of the rest.
     """
-    found = list(cause.found(evidence, cause.LOSS))
-    rest = 1 - sum(each.lost_share for each in found if each.cause in BESIDE_TRAINING)
+    losing = list(found(evidence, LOSS))
+    rest = 1 - sum(each.lost_share for each in losing if each.cause in BESIDE_TRAINING)
     total: dict[str, float] = defaultdict(float)
-    for place, each in enumerate(found):
+    for place, each in enumerate(losing):
         share = each.lost_share * (1 if each.cause in BESIDE_TRAINING else rest)
-        found[place] = replace(each, lost_share=share)
+        losing[place] = replace(each, lost_share=share)
         total[each.name] += share
-    return found, total
+    return losing, total
 
 
 def by_cost(evidence: Evidence) -> list[Finding]:
     """Return the losses worth a name, the costliest bottleneck first; `compute` without any."""
-    found, total = losses(evidence)
+    losing, total = losses(evidence)
     limit = limits.WORTH_NAMING
     named = [
         each
-        for each in found
+        for each in losing
         if total[each.name] >= limit[each.name] and each.lost_share >= limit[each.name] / 2
     ]
     named.sort(key=lambda finding: (-total[finding.name], -finding.lost_share))
     known = {finding.cause for finding in named}
-    named += [each for each in cause.found(evidence, cause.WARNING) if each.cause not in known]
+    named += [each for each in found(evidence, WARNING) if each.cause not in known]
     return named or [nothing_lost(evidence, total)]
 
 

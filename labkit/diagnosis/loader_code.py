@@ -13,14 +13,6 @@ from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS
 from labkit.stamps.record import Event
 
 OF_WORKERS = {*WITHOUT_WORKERS, "multiprocessing_context", "timeout"}
-# What makes a change to the step, by the knob
-OF_STEP = {
-    "non_blocking": "in the loop: .to(device, non_blocking=True)",
-    "fused_optimizer": "where the optimizer is made: fused=True",
-    "compile": "model = torch.compile(model, mode={!r})"
-    "; save model._orig_mod.state_dict(), and clone() outputs that you keep",
-    "precision": "around the forward pass: torch.autocast in {}",
-}
 # What of a record may stand in code, as a record is anybody's: a name, a class, a literal
 NAME = re.compile(r"[^\W\d]\w{0,50}(\.[^\W\d]\w{0,50}){0,3}")
 CLASS = re.compile(r"(|([^\W\d]\w{0,50}\.){0,3}[A-Z]\w{0,50})")  # what else is called may do harm
@@ -76,20 +68,16 @@ class LoopCode:
         )
 
     def lines(self, changes: Mapping[str, Setting]) -> str:
-        """Return the lines that make `changes`, {knob: value}; "" where nothing can be written.
+        """Return the lines that make `changes` to a loader, {knob: value}; "" of other knobs.
 
-        The loader's call is ready to paste. In comments is what has a name that is not known, what
-        goes elsewhere than into that call, and all that a Trainer is told.
+        The loader's call is ready to paste. In comments is what has a name that is not known, and
+        what a Trainer is told.
         """
         of_loader = {name: value for name, value in changes.items() if name in LOADER_KNOBS}
-        if self.trainer:
-            told = ", ".join(f"dataloader_{name}={value!r}" for name, value in of_loader.items())
-            return f"# TrainingArguments(..., {told})\n" if told else ""
-        lines = self.loader_line(of_loader) if of_loader else ""
-        for name, comment in OF_STEP.items():
-            if changes.get(name):
-                lines += f"# {comment.format(changes[name])}\n"
-        return lines
+        if not of_loader or not self.trainer:
+            return self.loader_line(of_loader) if of_loader else ""
+        told = ", ".join(f"dataloader_{name}={value!r}" for name, value in of_loader.items())
+        return f"# TrainingArguments(..., {told})\n"
 
     def loader_line(self, changes: Mapping[str, Setting]) -> str:
         """Return the statement that makes the loader with `changes`; "" where it is no call."""

@@ -73,8 +73,10 @@ class Diagnosis(Result):
             told[0] += f": {first.lost_share:.0%} of the time"
         what = ". ".join(each.rstrip(".") for each in told)
         what = f"{self.mark}: {what}" if self.mark else what
-        code = textwrap.indent(first.code.rstrip(), "    ")
-        do = f"{first.advice} In PyTorch:\n{code}" if code else first.advice
+        code = first.code.strip()
+        if "\n" in code:
+            code = textwrap.indent(f"\n{code}", "    ")
+        do = f"{first.advice} In PyTorch: {code}" if code else first.advice
         return what, f"Why: {first.evidence}", f"Do: {do}"
 
     @property

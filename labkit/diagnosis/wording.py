@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import functools
+import re
 from dataclasses import replace
+from typing import NamedTuple
 
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Remedy, gain_without
-from labkit.diagnosis.known_calls import known_first
+from labkit.diagnosis.hot_lines import MAKING, Line
 from labkit.diagnosis.loader_code import as_comment
 from labkit.prediction.prediction import WORTH, predict
 from labkit.results.run_data import RunData
 from labkit.results.script import changed_lines
+from labkit.results.templates import DATA
 
 NOTHING_TO_SET = f"No setting is expected to gain as much as {WORTH:.0%}."
 AT_MOST = 2.0  # a larger gain that only the lost share bounds is not stated: it seldom comes
@@ -96,3 +101,49 @@ def _code(remedy: Remedy, evidence: Evidence) -> str:
     if evidence.of_bench and remedy.changes:
         return as_comment(remedy.code) + changed_lines(knobs, knobs | dict(remedy.changes))
     return as_comment(remedy.code) + evidence.code.lines(remedy.changes)
+
+
+# -- calls that are known to be slow where they stand ----------------------------------------------
+
+FILE = DATA / "known_calls.csv"
+MOST = 0.3  # part of what a finding costs, from which a known call is the first thing to change
+
+
+class KnownCall(NamedTuple):
+    """A row of the table."""
+
+    call: str
+    where: str
+    example: str
+    slow: str
+    do: str
+    source: str
+
+
+@functools.cache
+def known_calls() -> tuple[KnownCall, ...]:
+    """Return all rows."""
+    with open(FILE, newline="", encoding="utf-8") as file:
+        return tuple(KnownCall(**row) for row in csv.DictReader(file))
+
+
+def known_call(line: Line) -> KnownCall | None:
+    """Return what is known of a line; None of most."""
+    where = "loading" if line.phase in MAKING else "body"
+    text = f"{line.call} ({line.kind})"  # of a manager's proxy the call alone does not tell it
+    for row in known_calls():
+        if row.where in ("", where) and line.call and re.search(row.call, text):
+            return row
+    return None
+
+
+def known_first(finding: Finding) -> Finding:
+    """Put in front what helps the line that takes most of a finding's time, if that is known."""
+    line = finding.lines[0] if finding.lines else None
+    row = known_call(line) if line and line.share >= MOST * finding.lost_share else None
+    if line is None or row is None:
+        return finding
+    lesson = "items" if line.phase in MAKING else "lines"
+    text = f"`{line.call}` ({line.place}): {row.slow}. {row.do}"
+    remedy = Remedy("known_call", text, lesson)
+    return replace(finding, remedies=(remedy, *finding.remedies), expected=None)

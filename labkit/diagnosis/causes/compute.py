@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.cause import LOSS, WARNING, cause
 from labkit.diagnosis.causes.launches import larger_kernels
-from labkit.diagnosis.doubts import look_inside
+from labkit.diagnosis.doubts import LOOK_INSIDE
 from labkit.diagnosis.evidence import Evidence, asked
-from labkit.diagnosis.findings import DEVICE_LIMIT, Finding, Remedy, loss
+from labkit.diagnosis.findings import DEVICE_LIMIT, LOSS, WARNING, Finding, Remedy, cause, loss
 from labkit.text import percent
 
 BF16 = Remedy(
@@ -146,7 +145,7 @@ def low_mfu(evidence: Evidence) -> Finding | None:
         return None
     seen = f"{busy:.0%} of the time busy, with an MFU of {percent(evidence.mfu)} (of "
     seen += f"{evidence.peak}; threshold {limits.LOW_MFU:.0%} of the busy time)."
-    return Finding("compute", "low_MFU", evidence=seen, advice=look_inside(evidence))
+    return Finding("compute", "low_MFU", evidence=seen, advice=LOOK_INSIDE)
 
 
 # -- where nothing is left -------------------------------------------------------------------------
@@ -179,7 +178,7 @@ def nothing_lost(evidence: Evidence, losses: dict[str, float]) -> Finding:
     """Return the verdict that no loss is worth a name: `losses` are those of each bottleneck."""
     limit = limits.WORTH_NAMING
     name = max(losses, key=lambda each: losses[each] / limit[each])
-    seen = f"{evidence.compute_share:.0%} of the time the device computes, and no loss reaches its "
+    seen = f"{evidence.compute_share:.0%} of the time the loop computes, and no loss reaches its "
     seen += f"threshold; the nearest is {name} with {losses[name]:.0%} (threshold {limit[name]:.0%}"
     seen += f"; {evidence.source})."
     remedies = (USE_THE_CARD,) if evidence.known("spare_card") else ()

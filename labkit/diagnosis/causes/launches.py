@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.cause import LOSS, cause
-from labkit.diagnosis.causes.copies import copies_in_the_body
+from labkit.diagnosis.causes.body import copies_in_the_body
 from labkit.diagnosis.causes.loader import INTO_A_DATASET
 from labkit.diagnosis.evidence import Evidence, asked
-from labkit.diagnosis.findings import NEIGHBOUR, Finding, Remedy, loss
+from labkit.diagnosis.findings import LOSS, NEIGHBOUR, Finding, Remedy, cause, loss
 from labkit.diagnosis.watched_loop import HOST_ALONE
 
 MORE_PER_CALL = Remedy(
@@ -124,17 +123,14 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     WORTH_NAMING of it. It costs what is left of the busy time, without what neighbours make of it
     and what the body's other causes find.
     """
-    busy = evidence.compute_share
-    kernels = evidence.known("kernels")
-    witness = evidence.card.known("witness")
-    if evidence.known("trace") is not None:
-        return None
+    busy, kernels = evidence.compute_share, evidence.known("kernels")
     if kernels is not None:
         idle = evidence.gap_share
         told = f"kernels take {kernels.kernel_us / 1e3:.1f} of {evidence.compute_us / 1e3:.1f} ms"
-    elif witness is not None and witness.works is False:
-        idle, told = 1 - witness.share, witness.said
     else:
+        witness = evidence.card.witness
+        idle, told = 0.0 if witness.works else 1 - witness.share, witness.said
+    if evidence.known("trace") is not None or not idle:
         return None
     seen = f"of the time, while the device is busy by its events, it waits or does little: {told}"
     copying = asked(copies_in_the_body, evidence)
@@ -200,3 +196,30 @@ def outside_pytorch(evidence: Evidence) -> Finding | None:
     if PREPARES.search(names):
         name, why, remedy = "input", "data_prepared_outside_a_DataLoader", INTO_A_DATASET
     return loss(name, why, evidence.outside_share, seen, evidence.source, remedy)
+
+
+OVERLAP_EXCHANGE = Remedy(
+    "overlap_exchange",
+    "Overlap or thin out the exchange: larger buckets, no_sync(), a larger batch.",
+    "exchange",
+)
+
+
+@cause(LOSS)
+def collectives(evidence: Evidence) -> Finding | None:
+    """Nothing but collectives run: an exchange, or waiting for another rank's (a trace).
+
+    Cause "exposed_collectives". It costs the share of the time in which nothing else runs.
+    """
+    lost = evidence.communication_share
+    late = evidence.trace.known("late_rank")
+    if not lost:
+        return None
+    seen = "of the time only collectives run, hidden behind no compute"
+    remedy = OVERLAP_EXCHANGE
+    if late is not None:
+        seen += f"; {evidence.trace.late_said}"
+        look = f"Look into the trace of rank {late} first: the others wait for it."
+        remedy = Remedy("look_into_the_late_trace", look, "ranks")
+    name = "exposed_collectives"
+    return loss("communication", name, lost, seen, evidence.source, remedy, rank=late)
