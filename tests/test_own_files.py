@@ -240,7 +240,7 @@ def test_a_file_is_replaced_unasked_only_as_labkit_wrote_it(name, home, tmp_path
     written = path.read_bytes()
     for edited in (written + b"\n", written[:-1], b"mine", bytes([written[0] ^ 1]) + written[1:]):
         path.write_bytes(edited)
-        with pytest.raises(FileKept, match="overwrite=True.*--force"):
+        with pytest.raises(FileKept, match="overwrite=True"):
             write(path)
         assert path.read_bytes() == edited and os.listdir(tmp_path).count(name) == 1
     path.chmod(0o640)

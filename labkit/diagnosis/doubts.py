@@ -76,9 +76,7 @@ def taken_by_others(first: Finding, evidence: Evidence) -> float:
     But it starves loader workers, which is then no fault of theirs; and a CPU that others use is
     not the limit.
     """
-    use, taken = evidence.use, evidence.stolen_by_others
-    if evidence.known("loop"):
-        taken = (use.taken or 0.0) if use.is_shared else 0.0
+    taken = evidence.stolen_by_others
     starved = evidence.has_workers and first.cause in OF_SLOW_WORKERS and first.lost_share <= taken
     is_limit = evidence.kind == "cpu" and not first.lost_share
     return taken if starved or is_limit or first.cause == "cold_start" else 0.0

@@ -41,7 +41,7 @@ def check(path: str | os.PathLike[str], overwrite: bool, new: str | None = None)
     if _digest(path) not in (new, *known):
         raise FileKept(
             f"{path} is there already and not as labkit wrote it: give another name, or replace it "
-            "with overwrite=True (in the terminal: --force)."
+            "with overwrite=True."
         )
 
 

@@ -198,8 +198,9 @@ def longer_and_longer(evidence: Evidence) -> Finding | None:
         return None
     grown = grown or Finding("host", "drift", remedies=(KEEP_LESS,))
     seen = f"The last steps take {drift.growth:.1f}x as long as the first ({evidence.source}). "
-    lines = grown.lines + drift.lines
-    return replace(grown, lost_share=drift.share, evidence=seen + grown.evidence, lines=lines)
+    lines = evidence.loop.lines
+    rows = grown.lines + lines.rows(lines.mask("body"))[:3]
+    return replace(grown, lost_share=drift.share, evidence=seen + grown.evidence, lines=rows)
 
 
 @cause(WARNING)
@@ -244,8 +245,8 @@ REMEDIES = {  # by the part of a script's time; with underscores these are the c
     ),
     wall_shares.BETWEEN: Remedy(
         "less_between",
-        "Make cheaper, or run less often, what runs there: metrics, plots, checkpoints, a loader "
-        "that is built anew.",
+        'Look at the lines whose phase is "between", and run them less often: checkpoints, '
+        "metrics, plots, a loader that is built anew.",
         "lines",
     ),
 }
@@ -263,7 +264,7 @@ def beside_training(evidence: Evidence) -> Finding | None:
     if whole.share(part) < limits.BESIDE * whole.running:
         return None
     share = whole.share(part) / whole.running
-    place = whole.costliest(part).place
+    place = whole.place(part)
     seen = f"of the time after the start is {part}{f' ({place})' if place else ''}"
     name = part.replace(" ", "_")
     return loss("host", name, share, seen, "passes over loaders", REMEDIES[part])

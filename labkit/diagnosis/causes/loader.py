@@ -238,8 +238,7 @@ def epoch_start(evidence: Evidence) -> Finding | None:
     epochs = evidence.epochs
     half = max(evidence.wait_share / 2, 1e-9)
     if evidence.has_workers and epochs.starts >= half:
-        seen = f"{epochs.starts:.0%} of the time is the start of later epochs, each "
-        seen += f"{epochs.starts_ms:.1f} ms."
+        seen = f"{epochs.starts:.0%} of the time is the start of later epochs."
         return late("workers_restart", seen, KEEP_WORKERS, *settings(evidence))
     if epochs.first < half:
         return None
@@ -311,16 +310,15 @@ def hand_over(evidence: Evidence) -> Finding | None:
 def state_of_workers(evidence: Evidence) -> Finding | None:
     """What the workers do all the time, where the waiting does not come in stalls.
 
-    Cause "cores": these are full, and each worker computes for MOSTLY_WAITS of its time or more.
-    Else "too_few_workers": each computes for COMPUTES of it. "storage_latency":
-    for less than MOSTLY_WAITS; then they wait for storage or a network, each for itself.
+    Cause "cores": these are full. Else "too_few_workers": each computes for COMPUTES of its time;
+    "storage_latency": for less than MOSTLY_WAITS, and waits for storage or a network.
     """
     workers = evidence.workers
-    computing = workers.computing_share
+    computing = workers.cpu_share
     name = "too_few_workers" if computing >= limits.COMPUTES else "storage_latency"
-    if cores_full(evidence) and computing >= limits.MOSTLY_WAITS:
+    if cores_full(evidence):
         name = "cores"
     elif evidence.stalls or limits.MOSTLY_WAITS <= computing < limits.COMPUTES:
         return None
-    seen = f"{workers.cpu_share:.0%} CPU on average in {counted(workers.workers, 'worker')} on "
+    seen = f"{computing:.0%} CPU on average in {counted(workers.workers, 'worker')} on "
     return late(name, f"{seen}{evidence.use.cores} cores.", *settings(evidence))
