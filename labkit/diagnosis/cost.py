@@ -56,10 +56,10 @@ class Cost(Result):
     def table(self) -> Table:
         """Return the costs of an epoch and a sample, beside those of the run before."""
         shown = {"before": self.before, "now": self} if self.before else {"now": self}
-        rows = [
-            (label, *(_number(getattr(each, name)) for each in shown.values()))
-            for name, label in ROWS.items()
-        ]
+        rows = []
+        for name, label in ROWS.items():
+            values = [getattr(each, name) for each in shown.values()]
+            rows.append([label, *(value and f"{value:,.4g}" for value in values)])
         foot = "energy was not measured: no readable counter, so no joules and no carbon"
         return Table(rows, ("", *shown), self.title, [foot] if self.watts is None else [])
 
@@ -78,8 +78,12 @@ def cost(
     epoch ImageNet's. `before` is a run to compare with, at the same prices. ValueError: a price
     below 0 or not finite, or a run without numbers.
     """
-    given = {"usd_per_hour": usd_per_hour, "kg_co2_per_kwh": kg_co2_per_kwh}
-    for name, value in (given | {"samples_per_epoch": samples_per_epoch}).items():
+    given = {
+        "usd_per_hour": usd_per_hour,
+        "kg_co2_per_kwh": kg_co2_per_kwh,
+        "samples_per_epoch": samples_per_epoch,
+    }
+    for name, value in given.items():
         if value is not None and not 0 <= value < math.inf:
             raise ValueError(f"{name}={value!r} is not allowed: use a number of 0 or more")
     if not run.throughput:
@@ -89,10 +93,9 @@ def cost(
     hours = samples_per_epoch / run.throughput / 3600
     kwh = watts and watts * hours / 1e3
     usd = rent and rent * hours
-    recorded = ", RECORDED" if run.recorded else ""
     return Cost(
-        title=f"An epoch of {samples_per_epoch:,} {run.unit}{recorded} on {run.machine.name}",
-        before=before and cost(before, **given, samples_per_epoch=samples_per_epoch),
+        title=f"An epoch of {samples_per_epoch:,} {run.unit}, {run.mark or run.machine.name}",
+        before=before and cost(before, **given),
         kg_co2_per_kwh=kg_co2_per_kwh,
         hours_per_epoch=hours,
         watts=watts,
@@ -120,8 +123,3 @@ def usual_rent(machine: Machine) -> float | None:
         return machine.cpu_cores and USD_PER_CORE_HOUR * machine.cpu_cores
     found = re.search(rf"\b({'|'.join(USD_PER_HOUR)})\b(?!.* MIG )", machine.name)
     return found and USD_PER_HOUR[found[1]]
-
-
-def _number(value: float | None) -> str | None:
-    """Return a number in three digits or more."""
-    return None if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

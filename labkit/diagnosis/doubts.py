@@ -22,9 +22,6 @@ OTHER_PROFILER = (
     "some profilers: run without compile='reduce-overhead'."
 )
 HEADROOM = "Ask lk.headroom(loader), which waits for the device, what a better loader would bring."
-NO_XRAY = "No x-ray: what happens inside the compute was not seen (xray=True)."
-UPPER_BOUND = "On a GPU gaps between kernels count as busy: its share is an upper bound."
-NOT_TIMED = "The device was not timed: it may work while the loop waits for data."
 
 
 def unsure(cause: str, evidence: str, advice: str) -> Finding:
@@ -58,7 +55,7 @@ def against(first: Finding, evidence: Evidence) -> Finding | None:
     if taken > limits.FOREIGN_LOAD:
         seen = f"{taken:.0%} of the time in which this program had work, others had its cores "
         return unsure("neighbour", f"{seen}(threshold {limits.FOREIGN_LOAD:.0%}).", STOP_OTHERS)
-    kernels = None if evidence.known("trace") else evidence.known("kernels")
+    kernels = evidence.known("kernels")
     if kernels is not None and evidence.compute_us:
         ratio = kernels.kernel_us / evidence.compute_us
         least = limits.GRAPH_KERNELS if kernels.cuda_graphs else 0.0
@@ -83,22 +80,20 @@ def taken_by_others(first: Finding, evidence: Evidence) -> float:
 
 
 def unseen(evidence: Evidence) -> Finding | None:
-    """The device seems to be the limit, and nothing saw whether it works."""
-    share = f"{evidence.compute_share:.0%} of the time"
+    """Nothing saw whether the device works, where it seems to be the limit."""
+    loop = evidence.known("loop")
     if evidence.launches_only:
-        seen = f"{share} the host is in the loop's body; what the device did was not timed here."
+        seen = "The device was not timed: it may work while the loop waits for data."
         return unsure("device_not_timed", seen, HEADROOM)
     if evidence.gaps_may_hide:
         witness = evidence.card.known("witness")
-        seen = f"{share}, at most, the device is busy: a step counts from its first kernel to its "
-        seen += "last, and whether gaps between them are waits for the host was not seen"
-        seen += f"; {witness.said}." if witness else "."
+        seen = f"{evidence.compute_share:.0%} of the time, at most, the device is busy, an upper "
+        seen += f"bound, as gaps between its kernels count{f': {witness.said}' if witness else ''}."
         return unsure("busy_is_an_upper_bound", seen, LOOK_INSIDE)
-    loop = evidence.known("loop")
     if loop is None or evidence.body:
         return None
-    seen = f"{share} is the loop's body; whether that is training was not seen: "
-    seen += f"{loop.lines.missing or 'too few stacks were sampled'}."
+    missing = loop.lines.missing or "too few stacks were sampled"
+    seen = f"Whether the loop body is training was not seen: {missing}."
     return unsure("body_not_seen", seen, LOOK_INSIDE)
 
 
@@ -132,10 +127,8 @@ def caveats(evidence: Evidence, run: RunData, seconds: float) -> dict[str, float
 
 def not_seen(evidence: Evidence) -> tuple[str, ...]:
     """Return notes on what no instrument saw: causes that ask for it are not judged."""
-    looked_inside = evidence.known("xray") or evidence.known("kernels")
-    missing = {
-        NO_XRAY: evidence.of_bench and not looked_inside,
-        UPPER_BOUND: evidence.gaps_may_hide,
-        NOT_TIMED: evidence.launches_only,
-    }
-    return tuple(note for note, is_so in missing.items() if is_so)
+    doubt = unseen(evidence)
+    notes = [doubt.evidence] if doubt else []
+    if evidence.of_bench and not (evidence.known("xray") or evidence.known("kernels")):
+        notes.append("No x-ray: what happens inside the compute was not seen (xray=True).")
+    return tuple(notes)

@@ -87,7 +87,6 @@ class Kernels(Measures):
 class CardEvidence(Measures):
     """What a GPU's events and counters tell, and the processes on it."""
 
-    launches: float  # share of time the threads that launch kernels had no core
     others_share: float  # other processes' kernels ran on it
     heat: Heat
     witness: Witness  # the surest of whether it works while it is busy

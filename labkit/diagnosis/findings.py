@@ -8,12 +8,11 @@ docstring has the condition, and the thresholds in it by their names in `thresho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from labkit.diagnosis.evidence import Evidence, asked
 from labkit.diagnosis.hot_lines import Line
-from labkit.diagnosis.loader_code import as_comment
 from labkit.knobs import Setting
 
 HIGHEST_LOSS = 0.98  # of the time; more would promise an absurd gain
@@ -105,7 +104,7 @@ class Remedy:
     text: str  # what to change
     lesson: str = ""  # a key of `LESSONS`
     changes: Mapping[str, Setting] = field(default_factory=dict)  # {knob: value}
-    code: str = ""  # PyTorch as an example, before the lines that make those changes
+    code: str = ""  # PyTorch as an example, in comments: it has names that a script may not have
 
 
 @dataclass(frozen=True)
@@ -133,21 +132,19 @@ class Finding:
         lesson = self.remedies[0].lesson if self.remedies and self.lost_share else ""
         if lesson:
             file, heading = LESSONS[lesson]
-            section, title = heading.rstrip("?").split(". ", 1)
-            words = f"notebook {file[:2]}, section {section} ({title})"
+            words = f"notebook {file[:2]}, section {heading.rstrip('?')}"
             places[words] = f"{file}#{heading}".replace(" ", "-")
         if page := PAGE_OF.get(self.cause):
             places[page] = page
         return places
 
     def to_dict(self) -> dict[str, object]:
-        """Return the finding as JSON types; code as comments where it has names of no script."""
-        remedies = [vars(each) | {"code": as_comment(each.code)} for each in self.remedies]
+        """Return the finding as JSON types."""
         return {
             **vars(self),
             "lost_share": round(self.lost_share, 4),
-            "lines": [line.to_dict() for line in self.lines],
-            "remedies": remedies,
+            "lines": [*map(asdict, self.lines)],
+            "remedies": [*map(asdict, self.remedies)],
             "page": PAGE_OF.get(self.cause, ""),
         }
 

@@ -166,10 +166,8 @@ def _epochs(run: RunData) -> Epochs:
 
 def _card(run: RunData) -> CardEvidence:
     """Return what a GPU showed."""
-    in_line = None if run.watched else mean_of(run, "launch_line")
     heat = heat_of(run)
     return CardEvidence(
-        launches=in_line and min(in_line, 1.0),
         # None where the driver does not tell it (MIG, older drivers). A process that only has a
         # context there slows nobody down
         others_share=mean_of(run, "others_sm"),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import functools
 import re
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any
 
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding, Remedy, gain_without
 from labkit.diagnosis.hot_lines import MAKING, Line
-from labkit.diagnosis.loader_code import as_comment
 from labkit.prediction.prediction import WORTH, predict
 from labkit.results.run_data import RunData
 from labkit.results.script import changed_lines
@@ -29,16 +27,15 @@ def worded(
 ) -> Finding:
     """Return a finding with the remedies that are for its run, the advice and the code to paste.
 
-    What a remedy brings is known of a bench's own pipeline alone, by simulation: one that is sure
-    to gain goes before the others, and one that would gain no more than noise is left out. Of a
-    user's loop the most is known that batches which are ready would bring.
+    What a remedy brings is known of a bench's own pipeline alone, by simulation: one that
+    would gain no more than noise is left out. Of a user's loop the most is known that batches which
+    are ready would bring.
     """
     most = finding.at_most or _most(finding, evidence)
     # Else the loader does not hold this loop back
     is_worth = most is None or most > 1 + WORTH
     found = [(remedy, _gain(remedy, run)) for remedy in finding.remedies if is_worth]
     kept = [(remedy, gain) for remedy, gain in found if gain is None or gain[0] > 1 + WORTH]
-    kept.sort(key=lambda each: each[1] is None or each[1][1] <= 1)  # the sure ones in front
     remedies = tuple(remedy for remedy, _ in kept)
     finding = replace(
         finding, remedies=remedies, expected=kept[0][1] if kept else None, at_most=most
@@ -97,10 +94,10 @@ def _expectation(finding: Finding) -> str:
 
 def _code(remedy: Remedy, evidence: Evidence) -> str:
     """Return what to type for a remedy, in plain PyTorch; "" for one of words alone."""
+    if not evidence.of_bench:
+        return remedy.code + evidence.code.lines(remedy.changes)
     knobs = dict(evidence.knobs)
-    if evidence.of_bench and remedy.changes:
-        return as_comment(remedy.code) + changed_lines(knobs, knobs | dict(remedy.changes))
-    return as_comment(remedy.code) + evidence.code.lines(remedy.changes)
+    return remedy.code + changed_lines(knobs, knobs | dict(remedy.changes))
 
 
 # -- calls that are known to be slow where they stand ----------------------------------------------
@@ -109,32 +106,20 @@ FILE = DATA / "known_calls.csv"
 MOST = 0.3  # part of what a finding costs, from which a known call is the first thing to change
 
 
-class KnownCall(NamedTuple):
-    """A row of the table."""
-
-    call: str
-    where: str
-    example: str
-    slow: str
-    do: str
-    source: str
-
-
 @functools.cache
-def known_calls() -> tuple[KnownCall, ...]:
-    """Return all rows."""
-    with open(FILE, newline="", encoding="utf-8") as file:
-        return tuple(KnownCall(**row) for row in csv.DictReader(file))
+def known_calls() -> list[Any]:
+    """Return all rows, with the columns as attributes."""
+    import pandas
+
+    return [*pandas.read_csv(FILE, keep_default_na=False).itertuples(index=False)]
 
 
-def known_call(line: Line) -> KnownCall | None:
-    """Return what is known of a line; None of most."""
-    where = "loading" if line.phase in MAKING else "body"
+def known_call(line: Line) -> Any:
+    """Return the row of what is known of a line; None of most."""
+    where = "", "loading" if line.phase in MAKING else "body"
     text = f"{line.call} ({line.kind})"  # of a manager's proxy the call alone does not tell it
-    for row in known_calls():
-        if row.where in ("", where) and line.call and re.search(row.call, text):
-            return row
-    return None
+    rows = (row for row in known_calls() if row.where in where and re.search(row.call, text))
+    return next(rows, None) if line.call else None
 
 
 def known_first(finding: Finding) -> Finding:

@@ -115,7 +115,7 @@ SINGLE_PRECISION = Remedy(
     "and torch.from_numpy keeps that. What it brings is unknown: measure it with a run before and "
     "after.",
     "formats",
-    code="model = model.float()  # in place of double()\n"
+    code="# model = model.float()  # in place of double()\n"
     "# and each batch, better once in the dataset: batch.float()\n",
 )
 
@@ -161,8 +161,8 @@ USE_THE_CARD = Remedy(
     "accelerator='cpu'. If torch sees no device, `labkit machine` says why. Many small operators "
     "can be slower there than on the CPU. What it brings is unknown: measure it with a run before "
     "and after.",
-    code='device = torch.accelerator.current_accelerator(check_available=True) or "cpu"\n'
-    "model = model.to(device)  # before the optimizer is made\n"
+    code='# device = torch.accelerator.current_accelerator(check_available=True) or "cpu"\n'
+    "# model = model.to(device)  # before the optimizer is made\n"
     "# and in the loop, each tensor of a batch: x = x.to(device)\n",
 )
 PROFILE_THE_OPERATORS = (

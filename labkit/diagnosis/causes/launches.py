@@ -8,7 +8,7 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.causes.body import copies_in_the_body
 from labkit.diagnosis.causes.loader import INTO_A_DATASET
 from labkit.diagnosis.evidence import Evidence, asked
-from labkit.diagnosis.findings import LOSS, NEIGHBOUR, Finding, Remedy, cause, loss
+from labkit.diagnosis.findings import LOSS, Finding, Remedy, cause, loss
 from labkit.diagnosis.watched_loop import HOST_ALONE
 
 MORE_PER_CALL = Remedy(
@@ -73,45 +73,13 @@ def tiny_operators(evidence: Evidence) -> Finding | None:
     return loss("launch", name, lost, seen, evidence.inside, *remedies)
 
 
-# Of the cores, at the most, while a GPU trains (facebookresearch/spdl f43e287,
-# docs/source/optimization_guide/noisy_neighbour.rst)
-QUIETER = Remedy(
-    "quieter",
-    "Use fewer workers, or cheaper items, and stop other programs: SPDL's authors advise at most "
-    "40% of the CPU while a GPU trains.",
-    "workers",
-)
-
-
-def lost_to_neighbours(evidence: Evidence) -> float:
-    """Return the share of time in which launches stood in line and the queue could run dry."""
-    return (evidence.card.known("launches") or 0.0) * (1 - evidence.card.ahead_share)
-
-
-@cause(LOSS)
-def noisy_neighbour(evidence: Evidence) -> Finding | None:
-    """The cores are full, so that the threads that launch a GPU's kernels stand in line for one.
-
-    A device that still has work in its queue does not notice: it costs the share of the time these
-    threads had no core, times the share in which the queue could run dry. Cause "neighbour".
-    """
-    use = evidence.use
-    lost = lost_to_neighbours(evidence)
-    if not lost:
-        return None
-    seen = f"of the time is lost: {evidence.card.launches:.0%} of the time the threads that launch "
-    seen += f"kernels had no core; this run used {use.own or 0.0:.1f} of {use.cores} cores with "
-    seen += f"{evidence.worker_count} workers"
-    return loss("launch", NEIGHBOUR, lost, seen, "Linux's schedstat", QUIETER)
-
-
 NO_SYNCHRONISING = Remedy(
     "no_synchronising",
     "Do not wait for the device in every step: collect losses on it, and read them rarely. A "
     "package has a setting for that: TrainingArguments(logging_nan_inf_filter=False) of Hugging "
     "Face's Trainer. A GradScaler waits as well: autocast to BF16 needs none.",
     "launches",
-    code="total += loss.detach()  # and only now and then: total.item()\n",
+    code="# total += loss.detach()  # and only now and then: total.item()\n",
 )
 
 
@@ -120,8 +88,8 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     """A GPU, busy by its events, did little: so the x-ray's kernels, or a second instrument.
 
     Cause "gaps_or_small_kernels"; "sync" where the body's lines wait for the device for
-    WORTH_NAMING of it. It costs what is left of the busy time, without what neighbours make of it
-    and what the body's other causes find.
+    WORTH_NAMING of it. It costs what is left of the busy time, without what the body's other causes
+    find.
     """
     busy, kernels = evidence.compute_share, evidence.known("kernels")
     if kernels is not None:
@@ -130,13 +98,13 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     else:
         witness = evidence.card.witness
         idle, told = 0.0 if witness.works else 1 - witness.share, witness.said
-    if evidence.known("trace") is not None or not idle:
+    if not idle:
         return None
     seen = f"of the time, while the device is busy by its events, it waits or does little: {told}"
     copying = asked(copies_in_the_body, evidence)
     # The host's work alone and copies are findings of their own
-    besides = lost_to_neighbours(evidence) + (copying.lost_share if copying else 0.0)
-    besides += busy * sum(evidence.body.get(part, 0.0) for part in HOST_ALONE)
+    besides = busy * sum(evidence.body.get(part, 0.0) for part in HOST_ALONE)
+    besides += copying.lost_share if copying else 0.0
     lost = max(0.0, idle * busy - besides)
     name, rows = "gaps_or_small_kernels", ()
     remedies = (*larger_kernels(evidence), LARGER_BATCH)

@@ -75,8 +75,8 @@ FETCH_AT_ONCE = Remedy(
     "most of the work. Fetch a batch at once: index the tensors with a batch of indices, without a "
     "DataLoader; where dataset[[0, 1]] works, a BatchSampler as the DataLoader's sampler does so.",
     "items",
-    code="sampler = BatchSampler(RandomSampler(dataset), batch_size=32, drop_last=False)\n"
-    "loader = DataLoader(dataset, sampler=sampler, batch_size=None)\n",
+    code="# sampler = BatchSampler(RandomSampler(dataset), batch_size=32, drop_last=False)\n"
+    "# loader = DataLoader(dataset, sampler=sampler, batch_size=None)\n",
 )
 IN_THE_LOOP = Remedy(
     "batches_in_the_loop",
@@ -108,20 +108,15 @@ def settings(evidence: Evidence) -> tuple[Remedy, ...]:
         text = f"Raise prefetch_factor to {deeper}: the queue does not ride out the stalls."
         remedies.append(Remedy("deeper_queue", text, "queue", {"prefetch_factor": deeper}))
     if number and number != now and not is_cheap:
-        remedies.append(set_num_workers(number, evidence))
+        changes: dict[str, Setting] = {"num_workers": number}
+        if evidence.known("loop") and not now:
+            changes["persistent_workers"] = True
+        text = f"Prepare batches in other processes: {as_typed(changes)}."
+        text += SHARE_OUT if evidence.code.streams else ""
+        remedies.append(Remedy("set_num_workers", text, "workers", changes))
     elif evidence.known("num_workers") is None and evidence.known("trace") is None:
         remedies.append(INTO_A_DATASET)
     return tuple(remedies) or (CHEAPER_ITEMS,)
-
-
-def set_num_workers(number: int, evidence: Evidence) -> Remedy:
-    """Return the remedy of another number of workers; a watched loop keeps them between epochs."""
-    changes: dict[str, Setting] = {"num_workers": number}
-    if evidence.known("loop") is not None and not evidence.has_workers:
-        changes["persistent_workers"] = True
-    text = f"Prepare batches in other processes: {as_typed(changes)}."
-    text += SHARE_OUT if evidence.code.streams else ""
-    return Remedy("set_num_workers", text, "workers", changes)
 
 
 # -- the loss --------------------------------------------------------------------------------------
@@ -165,7 +160,7 @@ RAISE_AN_ERROR = Remedy(
     "Have the loader raise an error instead of waiting for ever, and start workers anew instead of "
     "forking: OpenCV, HDF5 and tokenizers may deadlock after a fork (cv2.setNumThreads(0)).",
     "lines",
-    code="DataLoader(..., timeout=60, multiprocessing_context='spawn')\n",
+    code="# DataLoader(..., timeout=60, multiprocessing_context='spawn')\n",
 )
 
 
@@ -189,8 +184,8 @@ ONE_THREAD = Remedy(
     "only its own threads; OpenCV needs cv2.setNumThreads(0) in the dataset). `labkit tune` tries "
     "it on your script.",
     "workers",
-    code='for library in ("OMP", "OPENBLAS", "MKL"):  # above all other imports\n'
-    '    os.environ[f"{library}_NUM_THREADS"] = "1"\n',
+    code='# for library in ("OMP", "OPENBLAS", "MKL"):  # above all other imports\n'
+    '#     os.environ[f"{library}_NUM_THREADS"] = "1"\n',
 )
 
 
