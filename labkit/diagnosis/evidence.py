@@ -112,7 +112,6 @@ class Batch(Measures):
     """What is known of a watched loop's batches."""
 
     dtype: str  # of the largest array in the first one
-    on_gpu: bool = False  # whether the loader makes them on a GPU, as no worker could
     bytes: float  # of its large arrays, in an ordinary step
 
 

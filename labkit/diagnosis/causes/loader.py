@@ -126,7 +126,7 @@ def settings(evidence: Evidence) -> tuple[Remedy, ...]:
 def waiting_for_data(evidence: Evidence) -> Finding | None:
     """The loop waits for its next batch.
 
-    Cause: the first that is found in `causes/workers.py`; else "stalls", where the worst tenth of
+    Cause: the first of those below that is found; else "stalls", where the worst tenth of
     the steps has more than STALLS of the waiting; else "waiting_for_data". It costs the share of
     the time that is spent waiting.
     """
