@@ -64,7 +64,6 @@ def without_verdict(evidence: str, **known: object) -> Judged:
         "confidence": 0.0,
         "findings": [],
         "headroom": None,
-        "advice": "",
         "evidence": evidence,
     }
     return Judged(values | known, evidence)
@@ -109,7 +108,6 @@ def watch_script(
             found = without_verdict(f"the verdict failed ({why}); the script ran to its end.")
     found.values["command"] = shown_command(command)
     found.values["exit_code"] = code
-    found.values["seconds"] = round((now_ns() - start_ns) / 1e9, 3)
     return found, code
 
 
@@ -138,9 +136,9 @@ def judged(folder: Path, start_ns: int, code: int, hang: LiveHang | None, headro
         return without_verdict(dropped, bottleneck="input", seen="inside")
     found = judge_runs(runs, start_ns, end_ns)
     if found is not None:
-        return of_run(found, hang, headroom)
+        return of_run(found, headroom)
     if hang is not None:
-        return without_verdict(f"before the first step was over, {hang.text}", hang=hang.to_dict())
+        return without_verdict(f"before the first step was over, {hang.text}")
     why = why_nothing(folder)
     delete_run(folder)
     if code:
@@ -149,25 +147,20 @@ def judged(folder: Path, start_ns: int, code: int, hang: LiveHang | None, headro
     return without_verdict(why)
 
 
-def of_run(found: ScriptVerdict, hang: LiveHang | None, headroom: bool) -> Judged:
-    """Return what is said of a script whose steps were seen, and which may have hung."""
+def of_run(found: ScriptVerdict, headroom: bool) -> Judged:
+    """Return what is said of a script whose steps were seen."""
     run = found.run
     verdict = found.ranks.verdict
     shares = shares_of(run)
     more = [f"whole time: {shares}"] if shares else []
     if headroom:
         more.append(found.headroom["text"] if found.headroom else NOT_TRAINED)
-    if hang is not None:
-        more.append(f"a hang: {hang.text}")
     values = verdict.to_dict() | {
         "evidence": verdict.evidence,
-        "advice": verdict.advice,
         "seen": "inside",
         "headroom": found.headroom,
-        "hang": hang and hang.to_dict(),
         "record": str(run.path),
         "lines": [line.to_dict() for line in lines_of(run).lines],
-        "ranks": {str(rank): own.bottleneck for rank, own in found.ranks.own.items()},
         "run": {name: value for name, value in run.to_dict().items() if name != "loss"},
         "wall_shares": shares and asdict(shares),
     }
@@ -188,12 +181,13 @@ def write_report(found: Judged, path: str | None) -> None:
 
     The script has run: what cannot be written is said, and changes neither verdict nor exit code.
     """
-    if path and found.run is None:
-        _say(f"{path} is not written: no training step was seen.")
-    elif path and found.run:
+    if path is None:
+        return
+    try:
+        if found.run is None:
+            raise ValueError("no training step was seen.")
         from labkit.view import report  # with matplotlib, which a script does not wait for
 
-        try:
-            saving.save_text(path, report.html_page(found.run, found.text))
-        except (OSError, ValueError) as error:
-            _say(f"{path} is not written: {error}")
+        saving.save_text(path, report.html_page(found.run, found.text))
+    except (OSError, ValueError) as error:
+        _say(f"{path} is not written: {error}")
