@@ -93,8 +93,8 @@ def watch(options: argparse.Namespace) -> Outcome:
     """Run a script unchanged, and say what held its training loop back, down to the line.
 
     The script keeps its arguments, streams, signals and exit code; the verdict goes to stderr in
-    the end. Loops over a torch DataLoader (or else an optimizer's steps) are recorded in its own
-    process and in the loader's workers.
+    the end. Loops over a torch DataLoader are recorded in its own process and in the loader's
+    workers.
 
     examples:
       labkit watch -- python train.py --epochs 1

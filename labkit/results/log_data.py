@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Outcome = Literal["running", "finished", "stopped", "failed"]
 ENDINGS = ("done", "error", "end")  # events after which nothing follows
 PACKED = ("items", "lines")  # seldom read, and kept as JSON: a tenth of what they take as objects
-ALL = ("epoch", "pass", "saved", "telemetry", "beside", "on_the_card", "row", *PACKED)
+ALL = ("epoch", "pass", "telemetry", "beside", "on_the_card", "row", *PACKED)
 
 
 class Events:

@@ -30,7 +30,7 @@ def measure(
     device: str = "auto",
     wait: bool = True,
     x: str | None = None,
-    y: str | None = None,
+    y: str = "ms",
     by: str | None = None,
     title: str | Callable[[pandas.DataFrame], str] = "",
     beside: Rows | None = None,
@@ -59,7 +59,7 @@ def measure(
         wait: Show the rows as they come, until all are there; an interrupt keeps what is done.
             False returns at once: `.rows`, `.stop()` and `.wait()` work meanwhile.
         x, y, by, beside, log: How the rows are drawn, as in `lk.plot`; left out, over the first
-            two arguments that vary, and the first of TFLOP/s, GiB/s and ms that is known.
+            two arguments that vary, and in ms.
         title: Above the figure: a text, or a function of the rows that returns one.
         **grid: A list of values, or one value, for each argument.
 

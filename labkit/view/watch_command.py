@@ -26,6 +26,7 @@ from labkit.stamps.events import FILE_NAME, events_named, now_ns
 from labkit.tuning.script_bench import runnable
 from labkit.view.display import told_of
 from labkit.watching.foreground import run_in_foreground
+from labkit.watching.headroom import TOO_SOON
 from labkit.watching.run_folders import folders_in, hooked
 
 Values = dict[str, object]  # as JSON types
@@ -37,8 +38,7 @@ MISSING = {
     f"holds. {WRAP}",
     "torch": f"error: no process imported torch.utils.data or torch.optim. {WRAP}",
 }
-NO_LOOP = f"no step of a loop over a DataLoader, or of an optimizer, was seen. {WRAP}"
-NOT_TRAINED = "headroom: not measured, as no optimizer made a step within a DataLoader's loop."
+NO_LOOP = f"no loader seen here: no step of a loop over a DataLoader was recorded. {WRAP}"
 TO_TRY = "to try settings on it: labkit tune -- <the same command>"  # which may hold a secret
 _say = partial(say, by="labkit watch")
 
@@ -96,7 +96,7 @@ def watch_script(
         found = without_verdict(f"not recorded: {error}")
     else:
         more = {"LABKIT_HEADROOM": "1"} if headroom else {}
-        with HangWatch(partial(runs_with_telemetry, folder), _say) as hangs:
+        with HangWatch(partial(runs_with_telemetry, folder)) as hangs:
             env = hooked(LABKIT_WATCHING=str(folder), **more)
             code = run_in_foreground(command, env, stdout)
         for file in folder.glob(f"*/{TELEMETRY}"):
@@ -138,7 +138,7 @@ def judged(folder: Path, start_ns: int, code: int, hang: LiveHang | None, headro
     if found is not None:
         return of_run(found, headroom)
     if hang is not None:
-        return without_verdict(f"before the first step was over, {hang.text}")
+        return without_verdict(f"before the first step was over, {hang.event['text']}")
     why = why_nothing(folder)
     delete_run(folder)
     if code:
@@ -154,7 +154,7 @@ def of_run(found: ScriptVerdict, headroom: bool) -> Judged:
     shares = shares_of(run)
     more = [f"whole time: {shares}"] if shares else []
     if headroom:
-        more.append(found.headroom["text"] if found.headroom else NOT_TRAINED)
+        more.append(found.headroom["text"] if found.headroom else TOO_SOON)
     values = verdict.to_dict() | {
         "evidence": verdict.evidence,
         "seen": "inside",
