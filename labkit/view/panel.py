@@ -172,7 +172,7 @@ def control(knob: Knob, value: Any) -> widgets.Dropdown | widgets.SelectionSlide
             (none, NONE) if stop is None else (shown(stop), stop) for stop in stops_of(knob, value)
         ],
         value=NONE if value is None else value,
-        description=f"{knob.name} {knob.unit}",
+        description=knob.name,
         tooltip=f"{knob.help}: {knob.allowed}",
     )
     widget.add_class("labkit-knob")

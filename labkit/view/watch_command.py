@@ -15,7 +15,7 @@ from labkit.diagnosis.wall_shares import shares_of
 from labkit.diagnosis.watched_script import ScriptVerdict, dropped_passes, judge_runs, runs_in
 from labkit.instruments.hangs import HangWatch, LiveHang
 from labkit.instruments.messages import say
-from labkit.instruments.telemetry_process import TELEMETRY, TELEMETRY_AFTER_NS, telemetry_beside
+from labkit.instruments.telemetry_process import TELEMETRY, telemetry_beside
 from labkit.process import folders
 from labkit.process.family import exit_name
 from labkit.process.leftovers import delete_run
@@ -112,15 +112,13 @@ def watch_script(
 
 
 def runs_with_telemetry(folder: Path) -> list[Path]:
-    """Return the runs of a script's loops; each has its telemetry once it has lasted a second.
+    """Return the runs of a script's loops; each has its telemetry once its device is known.
 
     The processes that sample it are ours, not the script's, and end with us.
     """
     runs = folders_in(folder)
     for run in runs:
-        machine = next(events_named("machine", run / FILE_NAME), None)
-        is_long = machine is not None and now_ns() - machine["t_ns"] > TELEMETRY_AFTER_NS
-        if is_long and not (run / TELEMETRY).exists():
+        if not (run / TELEMETRY).exists() and any(events_named("machine", run / FILE_NAME)):
             telemetry_beside(run)
     return runs
 
