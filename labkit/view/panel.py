@@ -59,8 +59,8 @@ class Panel(widgets.VBox):
         buttons = widgets.HBox([self.run_button, self.stop_button])
         super().__init__([grid, buttons, *below, self.verdict, PanelAccess()])
         self.add_class("labkit-panel")
-        for control in self.controls.values():
-            control.observe(lambda _change: self._at_home(self._changed), "value")
+        for each in self.controls.values():
+            each.observe(lambda _change: self._at_home(self._changed), "value")
         self._show_busy(False)
 
     def _at_home(self, act: Callable[[], object]) -> None:
@@ -73,7 +73,7 @@ class Panel(widgets.VBox):
     @property
     def values(self) -> Settings:
         """The controls' values by name."""
-        chosen = {name: control.value for name, control in self.controls.items()}
+        chosen = {name: each.value for name, each in self.controls.items()}
         return {name: None if value == NONE else value for name, value in chosen.items()}
 
     # Run and Stop: one thing at a time, in a task, so that the kernel stays free

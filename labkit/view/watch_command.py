@@ -100,7 +100,7 @@ def watch_script(
             env = hooked(LABKIT_WATCHING=str(folder), **more)
             code = run_in_foreground(command, env, stdout)
         for file in folder.glob(f"*/{TELEMETRY}"):
-            file.unlink()  # which ends it
+            file.unlink(missing_ok=True)  # which ends it
         try:
             found = judged(folder, start_ns, code, hangs.last, headroom)
         except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
