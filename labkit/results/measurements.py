@@ -32,7 +32,7 @@ class MeasurementsData(Result, LogData):
     @property
     def all_rows(self) -> list[Row]:
         """Its rows; those of a point that was measured again are the last ones."""
-        rows = [row_of(event) for event in self.events.all["row"]]
+        rows = [row_of(event) for event in self.all("row")]
         for each in self.added:
             for point in each.points:
                 rows = [row for row in rows if not point.items() <= row.items()]
@@ -63,7 +63,7 @@ class MeasurementsData(Result, LogData):
 
         A row that was skipped or that ran out of memory is no mistake.
         """
-        events = self.events.all["row"]
+        events = self.all("row")
         if not events or any(event.get("kind") != "mistake" for event in events):
             return None
         return events[0].get("error") or "nobody said why"

@@ -21,7 +21,7 @@ def export(run: RunData, path: str | os.PathLike[str], overwrite: bool = False) 
     Args:
         run: A run with steps.
         path: Where to. A page of HTML is self-contained, and can be mailed.
-        overwrite: Whether a file that is not as labkit wrote it may be replaced.
+        overwrite: Whether a file that is there may be replaced.
 
     Raises:
         ValueError: the suffix is none of these.

@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from labkit.api import Ranks, Run, Sweep, launch
+from labkit.api import Launched, Ranks, Run, Sweep, launch
 from labkit.instruments.messages import say
 from labkit.knobs import Settings
 from labkit.process import folders
 from labkit.process.notebook import in_notebook
-from labkit.results.launch import Launched
 from labkit.spec import Distributed, Pipeline
 from labkit.stamps.interrupts import held
 from labkit.tuning.script_bench import runnable
