@@ -68,7 +68,7 @@ def test_a_control_holds_its_knobs_default_and_cannot_send_what_the_knob_refuses
     control = shown.controls[name]
     assert shown.values[name] == getattr(shown.pipeline, name)
     assert knob.help in control.tooltip and name in control.description
-    for _, value in control.options:
+    for value in control.options:
         control.value = value
         knob.check(shown.values[name])
 

@@ -28,7 +28,6 @@ from labkit.view.live import PanelAccess
 STOPS = sorted({*range(17), *(first << power for power in range(31) for first in (1, 3))})
 NONE = "None"  # stands for None in a widget, which would take None itself as nothing chosen
 DEVICES = ("auto", "cpu", "cuda", "mps")
-WORDS = {"True": "on", "False": "off"}
 SETTLE_S = 0.1  # s, for a control's last change to arrive: a press may overtake it
 # Under the widget, hidden by live.css: seen only where its kernel is gone, or no widgets are shown
 FALLBACK = "<div class='labkit-fallback'>A panel needs its kernel: run this cell again. {}</div>"
@@ -165,12 +164,9 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 def control(knob: Knob, value: Any) -> widgets.Dropdown | widgets.SelectionSlider:
     """Return the widget that suits a knob, set to `value`, unable to leave the knob's range."""
-    none = "auto" if knob.auto else "off"
     kind = widgets.Dropdown if knob.high is None else widgets.SelectionSlider
     widget = kind(
-        options=[
-            (none, NONE) if stop is None else (shown(stop), stop) for stop in stops_of(knob, value)
-        ],
+        options=[NONE if stop is None else stop for stop in stops_of(knob, value)],
         value=NONE if value is None else value,
         description=knob.name,
         tooltip=f"{knob.help}: {knob.allowed}",
@@ -192,8 +188,3 @@ def stops_of(knob: Knob, value: Any) -> list[Any]:
     if knob.auto:
         stops.insert(0, None)
     return stops if value in stops else [*stops, value]
-
-
-def shown(value: object) -> str:
-    """Write a knob's value as a person reads it."""
-    return f"{value:g}" if isinstance(value, float) else WORDS.get(str(value), str(value))
