@@ -1,8 +1,11 @@
 """The panel without a browser: its handlers in an event loop, on recorded runs."""
 
 import asyncio
+import json
 import os
 import re
+import tempfile
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -28,17 +31,19 @@ def played():
     path = record_of("workers-6")
 
     def launch(asked):
-        left = list(events_of(path))  # of which each look finds one more
+        left = list(events_of(path))
+        folder = Path(tempfile.mkdtemp(dir=os.environ["LABKIT_HOME"]))
 
         def stop():
             left[:] = [{"event": "end", "t_ns": 0, "stop": "asked", "code": None}]
 
-        process = Mock(alive=lambda: bool(left), stop=stop)
-        tail = Mock(read=lambda: [left.pop(0)] if left else [])
-        run = Run(path, process=process)
-        run._tails = {None: tail}
-        run.KIND = lambda *log, **how: Run.KIND(*log, **how | {"recorded": True})
-        return run
+        def alive():
+            if left:  # each look finds one more
+                with open(folder / "events.jsonl", "a") as log:
+                    log.write(json.dumps(left.pop(0)) + "\n")
+            return bool(left)
+
+        return Run(folder, Mock(alive=alive, stop=stop))
 
     shown.launch = launch
     return shown
@@ -92,8 +97,10 @@ def load_recorded(name):
 
 
 def with_runs(*names):
-    """Return a panel of the default pipeline in which these recorded runs have ended."""
-    shown = lk.panel(Pipeline(), ["num_workers", "prefetch_factor", "batch_size"])
+    """Return a panel in which these recorded runs have ended."""
+    shown = lk.panel(
+        Pipeline(image_px=48, steps=80), ["num_workers", "prefetch_factor", "batch_size"]
+    )
     for name in names:
         run_recorded(shown, name)
     return shown
@@ -176,9 +183,7 @@ def test_ten_presses_of_run_start_one_run_stop_ends_it_and_the_kernel_stays_free
         await ended(shown)
         assert [run.outcome for run in shown.runs] == ["stopped"]
         assert "Running" not in shown.verdict.value
-        assert (
-            shown.view.frame["steps"] == shown.run.steps and "RECORDED" in shown.view.frame["mark"]
-        )
+        assert shown.view.frame["steps"] == shown.run.steps
 
     asyncio.run(scenario(), debug=True)  # in which a loop refuses what is not thread-safe
 
