@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
 
 from labkit.knobs import Settings, check_names
 from labkit.spec import KNOBS
@@ -67,11 +67,10 @@ def knobs_in_words() -> str:
     return text
 
 
-def say(text: str, stream: TextIO | None = None) -> None:
-    """Print a text, which may hold anybody's names, on `stream` (stderr if None)."""
-    stream = stream or sys.stderr
-    if stream is not None:  # a closed stderr; on None it would be printed on stdout
-        print(printable(text), file=stream, flush=True)
+def say(text: str) -> None:
+    """Print a text, which may hold anybody's names, on stderr, where that is open."""
+    if sys.stderr is not None:  # else it would be printed on stdout
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(found.result.to_dict(), allow_nan=False))
     elif not found.is_said:
-        say(str(found.result), sys.stdout)
+        print(printable(str(found.result)))
     return found.code
 
 

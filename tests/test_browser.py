@@ -329,9 +329,7 @@ def test_a_function_has_a_panel_that_adds_points(lab, page):
     before = picture.get_attribute("src")
     slider = panel.locator(".labkit-knob-rows .noUi-handle")
     slider.focus()
-    for _ in range(16):
-        slider.press("ArrowRight")
+    slider.press("ArrowRight")
     button(panel, "Measure").press("Enter")
-    expect(panel.locator("[role=status]")).to_contain_text("rows 48, kind float32: ")
-    expect(panel.locator("[role=status]")).to_contain_text(" ms")
+    expect(panel.locator("[role=status]")).to_contain_text("rows=48, kind='float32': 1 row")
     assert picture.get_attribute("src") != before and " 48 " in picture.get_attribute("alt")

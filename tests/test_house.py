@@ -19,7 +19,7 @@ from labkit.diagnosis.wording import worded
 from labkit.knobs import declares_knobs, knob
 from labkit.results.script import loader_line
 from labkit.spec import KNOBS, LOADER_KNOBS, Job
-from labkit.view.panel import Control
+from labkit.view.panel import control
 
 ROOT = Path(__file__).parents[1]
 ROOMS = (
@@ -138,7 +138,7 @@ def test_a_knob_is_one_line():
     Changed = names["Changed"]
     declared = Changed.knobs["weight_decay"]
     assert Changed(weight_decay=0.5).to_dict()["weight_decay"] == declared.parse("0.5") == 0.5
-    assert "decay" in Control(declared, 0.5).widget.tooltip
+    assert "decay" in control(declared, 0.5).tooltip
     with pytest.raises(ValueError, match="weight_decay=2 is not allowed: use a number from 0 to 1"):
         Changed(weight_decay=2)
 

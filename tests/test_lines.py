@@ -44,7 +44,7 @@ def test_a_slow_collate_function_is_seen_in_its_line_in_a_worker():
     loader = DataLoader(torch.ones(400), 4, num_workers=1, collate_fn=slow_collate)
     for batch in (watch := lk.watch(loader, live=False)):
         batch.sum()
-    assert watch.diagnose().bottleneck == "input"
+    assert watch.run.diagnose().bottleneck == "input"
     lines = [(line.function, line.call) for line in watch.run.lines.lines]
     assert ("slow_collate", "time.sleep(0.02)") in lines
 
@@ -63,7 +63,7 @@ def test_a_variable_that_the_memory_goes_to_is_named_with_its_loop():
     if sys.platform == "linux":  # or the list grows in what earlier tests have freed
         ctypes.CDLL(None).malloc_trim(0)
     watch = keeping_all()
-    (found,) = [each for each in watch.diagnose().findings if each.cause == "drift"]
+    (found,) = [each for each in watch.run.diagnose().findings if each.cause == "drift"]
     assert "`kept` in" in found.evidence and "memory rose" in found.evidence
     assert "in (watch :=" in linecache.getline(__file__, found.lines[0].line)
 
@@ -378,7 +378,7 @@ def test_lines_of_a_loop_that_a_package_runs_are_the_packages():
     framework = packaged("framework", FRAMEWORK)
     loader = DataLoader(framework["Items"](), 4)
     framework["Learner"]().fit(watch := lk.watch(loader, live=False))
-    first = watch.diagnose().findings[0]
+    first = watch.run.diagnose().findings[0]
     assert (first.name, first.cause) == ("input", "item")
     assert "`time.sleep(0.002)` in prepared() (framework.py:9)" in first.evidence
 

@@ -110,10 +110,10 @@ def test_outside_a_notebook_the_progress_is_a_line_on_stderr(trained, monkeypatc
     monkeypatch.setattr(sys, "stderr", stderr)
     assert not in_notebook()
     shown = RunDisplay()
-    shown.update(trained.run, "run 1 of 2: ")
-    going = f"{OVER}run 1 of 2: step 34" if terminal else ""  # rewritten in place
+    shown.update(trained.run)
+    going = f"{OVER}step 34" if terminal else ""  # rewritten in place
     assert stderr.getvalue().startswith(going) and "\n" not in stderr.getvalue()
     trained.write("done")
     shown.finish(trained.run)
     assert stderr.getvalue().count("\n") == 1
-    assert "run 1 of 2: finished after 34 steps: " in stderr.getvalue()
+    assert "finished: " in stderr.getvalue()

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from labkit.api import Measurements, Ranks, Run, Sweep
 from labkit.diagnosis.hot_lines import lines_of
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.process.notebook import in_notebook
@@ -59,13 +58,6 @@ class Display:
         from IPython.display import Pretty
 
         self.handle.update(rich or Pretty(text))
-
-
-def closing_line(result: Run | Ranks | Sweep | Measurements) -> str:
-    """Say in one line how a run ended and what it measured."""
-    if isinstance(result, Sweep):
-        return repr(result)
-    return f"{result.ended}: {result.error or result.numbers}"
 
 
 def told_of(run: RunData, verdict: Diagnosis, to_try: str, *more: str) -> str:

@@ -27,14 +27,13 @@ def live_frame(run: RunData, serial: int = 0) -> Frame:
         return {}
     step_s = run.length_s / run.steps
     # Unless its steps would blur or miss; one digit, so that it does not change with every frame
-    window_s = np.clip(USUAL_WINDOW_S, 4 * step_s, 0.75 * STEPS_SHOWN * step_s)
-    window_s = float(f"{window_s:.0e}")
+    most_s = 0.75 * STEPS_SHOWN * step_s
+    window_s = float(f"{np.clip(USUAL_WINDOW_S, 4 * step_s, most_s):.0e}")
     start_s = max(0.0, run.length_s - window_s)
     stamps = run.stretch(max(0, run.steps - STEPS_SHOWN - 1), run.steps)
-    split_ms = 1e3 * split_steps(stamps)
-    parts_ms = np.column_stack([split_ms[:, :3], split_ms[:, 3:].sum(axis=1)])
-    unknown = np.full((1, 4), np.nan)  # nothing is known of the time before the first step
-    rows = np.column_stack([stamps - start_s, np.vstack([unknown, parts_ms])])
+    # Nothing is known of the time before the first step
+    split_ms = np.pad(1e3 * split_steps(stamps), ((1, 0), (0, 0)), constant_values=np.nan)
+    rows = np.column_stack([stamps - start_s, split_ms[:, :3], split_ms[:, 3:].sum(axis=1)])
     rows = rows[rows[:, 5] >= 0][-STEPS_SHOWN:]
     shares, edges = binned(run)
     curve = np.column_stack([(edges[:-1] + edges[1:]) / 2, 100 * shares])
@@ -69,12 +68,12 @@ def live_line(run: RunData) -> str:
         return stage_line(run)
     parts = [f"step {run.steps}"]
     if run.throughput:
-        parts += [f"{run.machine.kind.upper()} busy {run.busy_text}", run.mfu_text]
+        parts.append(f"{run.machine.kind.upper()} busy {run.busy_text}")
         parts.append(f"{run.throughput:.0f} samples/s")
         parts.append(f"waiting for data {run.wait_ms:.1f} of {run.step_ms:.1f} ms a step")
     if run.pipeline.simulated_delay:
         parts.append(f"simulated delay: {run.pipeline.simulated_delay}")
-    return " · ".join(filter(None, parts))
+    return " · ".join(parts)
 
 
 def stage_line(run: LogData) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from labkit.api import Measurements, launch
 from labkit.bench.grid import Grid
-from labkit.knobs import as_typed
 from labkit.process.notebook import in_notebook
 from labkit.results.device_peaks import ROOFS, Peaks
 from labkit.results.payload import Source
@@ -113,19 +112,10 @@ def wait_for_rows(measured: Measurements, shown: Display | FunctionPanel) -> Mea
     Raises RuntimeError where every row failed, or there is none.
     """
     try:
-        measured.wait(lambda running: shown.line(row_line(running)))
+        measured.wait(lambda running: shown.line(f"{running.name}: {stage_line(running)}"))
     finally:
         shown.final(f"{measured.name}: {measured.numbers}")
     why = measured.mistake if len(measured) else measured.error
     if why:
         raise RuntimeError(f"{measured.name}: {why}")
     return measured
-
-
-def row_line(running: Measurements) -> str:
-    """Say which row is being measured."""
-    points = running.points
-    done = running.fact_of("stage", "done", default=len(points))
-    if done >= len(points):
-        return stage_line(running)
-    return f"{running.name}({as_typed(points[done])}), {done + 1} of {len(points)}"

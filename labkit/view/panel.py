@@ -12,13 +12,12 @@ import asyncio
 import contextlib
 import html
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import IPython.display
 import ipywidgets as widgets
 import numpy as np
-from ipywidgets import Layout
 
 from labkit.knobs import Knob, Settings
 from labkit.process import launcher
@@ -27,10 +26,9 @@ from labkit.view.live import PanelAccess
 
 # The whole numbers that a slider stops at: all up to 16, then powers of two and between
 STOPS = sorted({*range(17), *(first << power for power in range(31) for first in (1, 3))})
+NONE = "None"  # stands for None in a widget, which would take None itself as nothing chosen
 DEVICES = ("auto", "cpu", "cuda", "mps")
-WORDS = {"None": "auto", "True": "on", "False": "off"}
 SETTLE_S = 0.1  # s, for a control's last change to arrive: a press may overtake it
-GRID = "repeat(auto-fill, minmax(min(170px, 100%), 1fr))"
 # Under the widget, hidden by live.css: seen only where its kernel is gone, or no widgets are shown
 FALLBACK = "<div class='labkit-fallback'>A panel needs its kernel: run this cell again. {}</div>"
 
@@ -43,16 +41,9 @@ class Panel(widgets.VBox):
     PRESS: ClassVar[str]  # the button's name
     INSTEAD: ClassVar[str]  # what to do where no widgets show
 
-    def __init__(
-        self,
-        controls: Mapping[str, Control],
-        above: Iterable[widgets.Widget] = (),
-        below: Iterable[widgets.Widget] = (),
-    ):
-        """Put parts above and below the controls, and hear of every control that moves."""
-        super().__init__(layout=Layout(max_width="900px", overflow="hidden"))
+    def __init__(self, controls: Mapping[str, Any], *below: widgets.Widget):
+        """Put what is shown `below` the controls, and hear of every control that moves."""
         self.controls = dict(controls)
-        self.refused = False  # whether the controls do not go together
         self.home = running_loop()  # of the thread that made it
         self.run_button = widgets.Button(
             description=self.PRESS, icon="play", button_style="primary"
@@ -63,13 +54,12 @@ class Panel(widgets.VBox):
         self.verdict = widgets.HTML()
         self.task: asyncio.Task[None] | None = None  # held, or it might be collected
         self.is_stopping = False
-        self.add_class("labkit-panel")
-        columns = Layout(grid_template_columns=GRID, grid_gap="6px 16px", overflow="hidden")
-        grid = widgets.GridBox([*self.controls.values()], layout=columns)
+        grid = widgets.GridBox([*self.controls.values()])
         buttons = widgets.HBox([self.run_button, self.stop_button])
-        self.children = [*above, grid, buttons, *below, self.verdict, PanelAccess()]
-        for control in self.controls.values():
-            control.widget.observe(lambda _change: self._at_home(self._changed), "value")
+        super().__init__([grid, buttons, *below, self.verdict, PanelAccess()])
+        self.add_class("labkit-panel")
+        for each in self.controls.values():
+            each.observe(lambda _change: self._at_home(self._changed), "value")
         self._show_busy(False)
 
     def _at_home(self, act: Callable[[], object]) -> None:
@@ -82,7 +72,8 @@ class Panel(widgets.VBox):
     @property
     def values(self) -> Settings:
         """The controls' values by name."""
-        return {name: control.value for name, control in self.controls.items()}
+        chosen = {name: each.value for name, each in self.controls.items()}
+        return {name: None if value == NONE else value for name, value in chosen.items()}
 
     # Run and Stop: one thing at a time, in a task, so that the kernel stays free
 
@@ -95,7 +86,7 @@ class Panel(widgets.VBox):
         """Start what the controls ask for and follow it, unless something is going on."""
         if self.home is None:
             self.say(f"The buttons need a notebook. {self.INSTEAD}", good=False)
-        elif not (self.running or self.refused):
+        elif not self.running:
             self.is_stopping = False
             self._show_busy(True)
             self.task = self.home.create_task(self._guarded())
@@ -146,7 +137,7 @@ class Panel(widgets.VBox):
 
     def _show_busy(self, busy: bool, in_cell: bool = False) -> None:
         """Enable what can be pressed; while a cell waits for its run, no press arrives."""
-        self.run_button.disabled = busy or self.refused
+        self.run_button.disabled = busy
         self.stop_button.disabled = in_cell or not busy
 
     def __repr__(self) -> str:
@@ -171,51 +162,29 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
 
 
-class Control(widgets.VBox):
-    """One knob: its name and unit above, its widget below; `value` is what the spec gets."""
-
-    def __init__(self, knob: Knob, value: Any):
-        help_text = f"{knob.help}: {knob.allowed}"
-        name = f"<b>{html.escape(knob.name)}</b> {html.escape(knob.unit)}"
-        none = "auto" if knob.auto else "off"
-        self.stops = stops_of(knob, value)  # by their places: a widget takes None as nothing chosen
-        kind = widgets.Dropdown if knob.high is None else widgets.SelectionSlider
-        self.widget: Any = kind(
-            options=[
-                (none if stop is None else shown(stop), place)
-                for place, stop in enumerate(self.stops)
-            ],
-            value=self.stops.index(value),
-            tooltip=help_text,
-            layout=Layout(width="auto", margin="0 0 0 8px"),
-        )
-        label = widgets.HTML(name, tooltip=help_text)
-        layout = Layout(min_width="0", overflow="hidden")
-        super().__init__([label, self.widget], layout=layout)
-        self.add_class(f"labkit-knob-{knob.name}")
-
-    @property
-    def value(self) -> Any:
-        """The knob's value; None stands for auto."""
-        return self.stops[self.widget.value]
-
-    @value.setter
-    def value(self, value: Any) -> None:
-        self.widget.value = self.stops.index(value)
+def control(knob: Knob, value: Any) -> widgets.Dropdown | widgets.SelectionSlider:
+    """Return the widget that suits a knob, set to `value`, unable to leave the knob's range."""
+    kind = widgets.Dropdown if knob.high is None else widgets.SelectionSlider
+    widget = kind(
+        options=[NONE if stop is None else stop for stop in stops_of(knob, value)],
+        value=NONE if value is None else value,
+        description=knob.name,
+        tooltip=f"{knob.help}: {knob.allowed}",
+    )
+    widget.add_class("labkit-knob")
+    widget.add_class(f"labkit-knob-{knob.name}")
+    return widget
 
 
 def stops_of(knob: Knob, value: Any) -> list[Any]:
     """Return the values of a knob that a control offers, among them `value`."""
-    stops = [False, True] if knob.kind == "bool" else [*(knob.choices or DEVICES)]
+    stops: list[Any] = [False, True] if knob.kind == "bool" else [*(knob.choices or DEVICES)]
     if knob.low is not None and knob.high is not None:
         high = max(knob.reach or knob.high, value or 0)
         stops = [stop for stop in STOPS if knob.low <= stop <= high]
         if knob.kind == "float":
             stops = np.linspace(knob.low, high, 101).round(3).tolist()
         stops = sorted({*stops, value} - {None})
-    return list(dict.fromkeys([*([None] if knob.auto else ()), *stops, value]))
-
-
-def shown(value: object) -> str:
-    """Write a knob's value as a person reads it."""
-    return f"{value:g}" if isinstance(value, float) else WORDS.get(str(value), str(value))
+    if knob.auto:
+        stops.insert(0, None)
+    return stops if value in stops else [*stops, value]

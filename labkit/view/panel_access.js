@@ -25,7 +25,7 @@ function render({ el }) {
 // Name the inputs, handles and read-outs of each knob
 function nameControls(panel) {
   for (const control of panel.querySelectorAll("[class*=labkit-knob-]")) {
-    const name = control.querySelector(".widget-html-content")?.textContent.trim();
+    const name = control.querySelector(".widget-label")?.textContent.trim();
     if (!name) continue;
     const parts = "input, select, [role=slider], [contenteditable]";
     for (const part of control.querySelectorAll(parts)) {

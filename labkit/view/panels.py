@@ -12,14 +12,12 @@ from IPython.display import display
 
 from labkit.api import Measurements, Run, launch
 from labkit.bench.grid import Grid
-from labkit.knobs import Knob, Setting, check_names
+from labkit.knobs import Knob, Setting, as_typed, check_names
 from labkit.prediction.prediction import Prediction, predict
-from labkit.results.measurements import short
 from labkit.results.payload import Source
 from labkit.spec import KNOBS, Pipeline
-from labkit.view.display import closing_line
 from labkit.view.live import LiveView
-from labkit.view.panel import Control, Panel, said, shown
+from labkit.view.panel import Panel, control, said
 from labkit.view.rows_figure import plot_measured
 from labkit.view.run_figure import changes
 from labkit.view.running import pipeline_with
@@ -55,16 +53,16 @@ class PipelinePanel(Panel):
     PRESS = "Run"
     INSTEAD = "Where no widgets show, use labkit.run(): it leaves a picture and a table."
 
+    launch = staticmethod(launch)
+
     def __init__(self, pipeline: Pipeline, knobs: Sequence[str]):
-        controls = {name: Control(KNOBS[name], getattr(pipeline, name)) for name in knobs}
+        controls = {name: control(KNOBS[name], getattr(pipeline, name)) for name in knobs}
         self.bars = widgets.HTML()
         self.bars.add_class("labkit-bars")
         self.view = LiveView()
-        super().__init__(controls, below=[self.bars, self.view])
+        super().__init__(controls, self.bars, self.view)
         self.pipeline = pipeline
         self.runs: list[Run] = []  # oldest first
-        self._expected: Prediction | None = None  # of what the controls ask for
-        self.say("Set the knobs and press Run.")
         self._changed()
 
     # What is asked, and what has run
@@ -102,44 +100,38 @@ class PipelinePanel(Panel):
             return known
         self._show_busy(True, in_cell=True)
         try:
-            before = self.measured()
-            run = self._begin(asked)
-            run.wait(each=self.view.follow)
-            self._show(run, before)
+            run, before, expected = self._begin(asked)
+            run.wait(each=self.view.update)
+            self._show(run, before, expected)
         finally:
             self._show_busy(False)
         return run
 
     async def _once(self) -> None:
+        run, before, expected = self._begin(self.asked)
+        await self.follow(run, self.view.update)
+        self._show(run, before, expected)
+
+    def _begin(self, asked: Pipeline) -> tuple[Run, Run | None, Prediction | None]:
+        """Start what is asked; return its run, the last one with numbers, what is expected."""
         before = self.measured()
-        run = self._begin(self.asked)
-        await self.follow(run, self.view.follow)
-        self._show(run, before)
-
-    def launch(self, asked: Pipeline) -> Run:
-        """Start what is asked."""
-        return launch(asked)
-
-    def _begin(self, asked: Pipeline) -> Run:
-        """Start what is asked, over the last run that has numbers."""
         run = self.launch(asked)
-        self.view.show_before(self.measured())
+        self.view.show_before(before)
         self.say("Running …")
-        self.forecast(asked)
+        expected = self.forecast(asked)
         self.runs.append(run)
-        return run
+        return run, before, expected
 
     # What is shown
 
-    def forecast(self, asked: Pipeline) -> None:
-        """Say and draw what is expected of `asked` from the last run; about 30 ms."""
+    def forecast(self, asked: Pipeline) -> Prediction | None:
+        """Say and draw what is expected of `asked` from the last run, and return it; 30 ms."""
         before = self.measured()
         found = None
         if before is not None:
             old = before.asked.to_dict()
             moved = {name: v for name, v in asked.to_dict().items() if v != old[name]}
             found = predict(before, **moved) if moved else None
-        self._expected = found
         self.view.expected = []
         text = UNMOVED if found is None else f"No prediction: {found.why}."
         if found and found.throughput_range and found.utilization_range:
@@ -149,12 +141,12 @@ class PipelinePanel(Panel):
             rate = f"{found.throughput:,.0f} ({low:,.0f} to {high:,.0f}) samples/s"
             text = f"Expected: {rate}, busy {found.utilization:.0%}; {found.why}."
         self.bars.value = said(text)
+        return found
 
-    def _show(self, run: Run, before: Run | None) -> None:
-        """Show how `run` ended, what differs from the one before, and what had been predicted."""
-        self.view.update(run, closing_line(run))
-        is_measured = run.throughput is not None and not run.error
-        lines = [str(run.diagnose()) if is_measured else closing_line(run)]
+    def _show(self, run: Run, before: Run | None, expected: Prediction | None) -> None:
+        """Show how `run` ended, what differs from the one before, and what had been expected."""
+        self.view.update(run, repr(run))
+        lines = [repr(run) if run.error or run.throughput is None else str(run.diagnose())]
         if before is not None and run.throughput is not None:
             compared = run.compare(before)
             busy = f"busy {before.busy_text} → {run.busy_text}"
@@ -162,27 +154,20 @@ class PipelinePanel(Panel):
             lines.append(f"{what}: {busy}. {compared.verdict}")
         lines += [f"{knob} was not applied: {why}." for knob, why in run.not_applied.items()]
         self.say("\n".join(lines), good=not run.error)
-        found = self._expected
-        if run.throughput and found and found.throughput_range:
-            low, high = found.throughput_range
+        if run.throughput and expected and expected.throughput_range:
+            low, high = expected.throughput_range
             where = "inside" if low <= run.throughput <= high else "outside"
             came = f"came {run.throughput:,.0f} samples/s: {where} the range."
-            self.bars.value = said(f"Predicted {found.throughput:,.0f}, {came}")
-        elif not self.refused:
-            self.forecast(self.asked)
+            self.bars.value = said(f"Predicted {expected.throughput:,.0f}, {came}")
+        else:
+            self._changed()
 
     def _changed(self) -> None:
         """Say at once what the controls would bring, or where they do not go together."""
-        self.refused = False
         try:
-            asked = self.asked
+            self.forecast(self.asked)
         except ValueError as error:
-            self.refused = True
             self.bars.value = said(f"These do not go together: {error}")
-        else:
-            if not self.running:
-                self.forecast(asked)
-        self._show_busy(self.running)
 
 
 class FunctionPanel(Panel):
@@ -197,9 +182,9 @@ class FunctionPanel(Panel):
     def __init__(self, grid: Grid, source: Source, drawing: dict, measured: Measurements):
         """Show the rows of `measured`, which a cell waits for; `drawing` as of `plot_measured`."""
         knobs = [knob_of(name, values, grid.name) for name, values in grid.values.items()]
-        controls = {knob.name: Control(knob, knob.default) for knob in knobs if knob}
+        controls = {knob.name: control(knob, knob.default) for knob in knobs if knob}
         self.picture = widgets.HTML()
-        super().__init__(controls, above=[self.picture])
+        super().__init__(controls, self.picture)
         self.grid = grid
         self.source = source
         self.drawing = drawing
@@ -235,7 +220,7 @@ class FunctionPanel(Panel):
     async def _once(self) -> None:
         """Measure the point that the controls ask for, and add it to the picture and the rows."""
         values = {name: values[0] for name, values in self.grid.values.items()} | self.values
-        what = ", ".join(f"{name} {shown(values[name])}" for name in self.controls)
+        what = as_typed(values)
         self.say(f"Measuring {what} …")
         point = replace(self.grid, values={name: [value] for name, value in values.items()})
         added = launch(point, source=self.source)
@@ -246,7 +231,7 @@ class FunctionPanel(Panel):
             self.draw()
         errors = [row["error"] for row in rows if row["error"]]
         took = [f"{short(row['ms'])} ms" for row in rows if row["ms"]]
-        told = [*errors, *took] or [closing_line(added)]
+        told = [*errors, *took] or [added.error or added.numbers]
         self.say(f"{what}: {', '.join(told)}", good=bool(rows) and not errors)
 
 
@@ -259,8 +244,8 @@ def knob_of(name: str, values: Sequence[Any], function: str) -> Knob | None:
     kinds = {type(value) for value in values}
     if kinds <= {int, float}:
         kind = "float" if float in kinds else "int"
-        low = min(*values, 0.0 if kind == "float" else 1)
-        return Knob(name, kind, values[0], told, low=low, high=max(FURTHER * max(values), 1))
+        high = max(1, FURTHER * max(values))
+        return Knob(name, kind, values[0], told, low=min(1, *values), high=high)
     if kinds <= {str, int, float, bool, type(None)}:
         return Knob(name, "str", values[0], told, choices=tuple(values))
     return None

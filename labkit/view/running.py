@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit.api import Launched, Ranks, Run, Sweep, launch
 from labkit.instruments.messages import say
-from labkit.knobs import Settings, as_typed
+from labkit.knobs import Settings
 from labkit.process import folders
 from labkit.process.notebook import in_notebook
 from labkit.spec import Distributed, Pipeline
@@ -90,14 +90,8 @@ def sweep(pipeline: Pipeline | None = None, **knobs: object) -> Sweep:
     """
     swept = remember(sweep, Sweep(pipeline or Pipeline(), knobs))
     shown = RunDisplay()
-
-    def going_on(run: Run) -> None:
-        number = len(swept)
-        setting = as_typed(swept.settings[number - 1])
-        shown.update(run, f"run {number} of {len(swept.settings)} ({setting}): ")
-
     try:
-        swept.measure(launch, going_on)
+        swept.measure(launch, shown.update)
     except KeyboardInterrupt:
         if not in_notebook():
             raise

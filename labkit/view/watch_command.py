@@ -15,7 +15,7 @@ from labkit.diagnosis.wall_shares import shares_of
 from labkit.diagnosis.watched_script import ScriptVerdict, dropped_passes, judge_runs, runs_in
 from labkit.instruments.hangs import HangWatch, LiveHang
 from labkit.instruments.messages import say
-from labkit.instruments.telemetry_process import TELEMETRY, TELEMETRY_AFTER_NS, telemetry_beside
+from labkit.instruments.telemetry_process import TELEMETRY, telemetry_beside
 from labkit.process import folders
 from labkit.process.family import exit_name
 from labkit.process.leftovers import delete_run
@@ -64,7 +64,6 @@ def without_verdict(evidence: str, **known: object) -> Judged:
         "confidence": 0.0,
         "findings": [],
         "headroom": None,
-        "advice": "",
         "evidence": evidence,
     }
     return Judged(values | known, evidence)
@@ -101,7 +100,7 @@ def watch_script(
             env = hooked(LABKIT_WATCHING=str(folder), **more)
             code = run_in_foreground(command, env, stdout)
         for file in folder.glob(f"*/{TELEMETRY}"):
-            file.unlink()  # which ends it
+            file.unlink(missing_ok=True)  # which ends it
         try:
             found = judged(folder, start_ns, code, hangs.last, headroom)
         except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
@@ -109,20 +108,17 @@ def watch_script(
             found = without_verdict(f"the verdict failed ({why}); the script ran to its end.")
     found.values["command"] = shown_command(command)
     found.values["exit_code"] = code
-    found.values["seconds"] = round((now_ns() - start_ns) / 1e9, 3)
     return found, code
 
 
 def runs_with_telemetry(folder: Path) -> list[Path]:
-    """Return the runs of a script's loops; each has its telemetry once it has lasted a second.
+    """Return the runs of a script's loops; each has its telemetry once its device is known.
 
     The processes that sample it are ours, not the script's, and end with us.
     """
     runs = folders_in(folder)
     for run in runs:
-        machine = next(events_named("machine", run / FILE_NAME), None)
-        is_long = machine is not None and now_ns() - machine["t_ns"] > TELEMETRY_AFTER_NS
-        if is_long and not (run / TELEMETRY).exists():
+        if not (run / TELEMETRY).exists() and any(events_named("machine", run / FILE_NAME)):
             telemetry_beside(run)
     return runs
 
@@ -138,11 +134,9 @@ def judged(folder: Path, start_ns: int, code: int, hang: LiveHang | None, headro
         return without_verdict(dropped, bottleneck="input", seen="inside")
     found = judge_runs(runs, start_ns, end_ns)
     if found is not None:
-        return of_run(found, hang, headroom)
+        return of_run(found, headroom)
     if hang is not None:
-        return without_verdict(
-            f"before the first step was over, {hang.event['text']}", hang=hang.event
-        )
+        return without_verdict(f"before the first step was over, {hang.event['text']}")
     why = why_nothing(folder)
     delete_run(folder)
     if code:
@@ -151,25 +145,20 @@ def judged(folder: Path, start_ns: int, code: int, hang: LiveHang | None, headro
     return without_verdict(why)
 
 
-def of_run(found: ScriptVerdict, hang: LiveHang | None, headroom: bool) -> Judged:
-    """Return what is said of a script whose steps were seen, and which may have hung."""
+def of_run(found: ScriptVerdict, headroom: bool) -> Judged:
+    """Return what is said of a script whose steps were seen."""
     run = found.run
     verdict = found.ranks.verdict
     shares = shares_of(run)
     more = [f"whole time: {shares}"] if shares else []
     if headroom:
         more.append(found.headroom["text"] if found.headroom else TOO_SOON)
-    if hang is not None:
-        more.append(f"a hang: {hang.event['text']}")
     values = verdict.to_dict() | {
         "evidence": verdict.evidence,
-        "advice": verdict.advice,
         "seen": "inside",
         "headroom": found.headroom,
-        "hang": hang and hang.event,
         "record": str(run.path),
         "lines": [line.to_dict() for line in lines_of(run).lines],
-        "ranks": {str(rank): own.bottleneck for rank, own in found.ranks.own.items()},
         "run": {name: value for name, value in run.to_dict().items() if name != "loss"},
         "wall_shares": shares and asdict(shares),
     }
@@ -190,12 +179,13 @@ def write_report(found: Judged, path: str | None) -> None:
 
     The script has run: what cannot be written is said, and changes neither verdict nor exit code.
     """
-    if path and found.run is None:
-        _say(f"{path} is not written: no training step was seen.")
-    elif path and found.run:
+    if path is None:
+        return
+    try:
+        if found.run is None:
+            raise ValueError("no training step was seen.")
         from labkit.view import report  # with matplotlib, which a script does not wait for
 
-        try:
-            saving.save_text(path, report.html_page(found.run, found.text))
-        except (OSError, ValueError) as error:
-            _say(f"{path} is not written: {error}")
+        saving.save_text(path, report.html_page(found.run, found.text))
+    except (OSError, ValueError) as error:
+        _say(f"{path} is not written: {error}")

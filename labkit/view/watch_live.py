@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from labkit.api import Run
-from labkit.diagnosis.verdict import Diagnosis
 from labkit.instruments.messages import say
 from labkit.process import folders, launcher
 from labkit.view.display import Display, remember, told_of
@@ -35,11 +34,12 @@ class Watch(StandIn):
     All passes over it are one Run, which ends with the notebook cell, the script or `close()`.
     """
 
-    def __init__(self, loader: Any, live: bool = True, call_site: tuple = (), model: Any = None):
+    def __init__(self, loader: Any, live: bool = True, made: tuple = ()):
+        """Watch `loader`; `made` is where that was done, and whose batches it has."""
         super().__init__(loader)
         self.live = live
-        self.call_site = call_site
-        self.model = model
+        self.made = made
+        self.model: Any = None
         self._recorder: Recorder | None = None
         self._run: Run | None = None
         self._display: Display | None = None
@@ -68,10 +68,6 @@ class Watch(StandIn):
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         self.close(error)
 
-    def __repr__(self) -> str:
-        run = f": {self.run!r}" if self._run else ""
-        return f"Watch({type(self.loader).__name__}){run}"
-
     @property
     def run(self) -> Run:
         """The Run so far; raises RuntimeError before the first pass."""
@@ -85,10 +81,6 @@ class Watch(StandIn):
     def is_iterated(self) -> bool:
         """Whether a pass over the loader goes on."""
         return self._recorder is not None and self._recorder.going > 0
-
-    def diagnose(self) -> Diagnosis:
-        """Name what holds the loop back, with evidence and advice."""
-        return self.run.diagnose()
 
     def _begin(self) -> Recorder:
         """Begin a Run."""
@@ -107,16 +99,11 @@ class Watch(StandIn):
 
     def _beat(self, now: int | None) -> None:
         """Show how far the loop is; None says that a pass is over."""
-        recorder = self._recorder
-        if recorder is None or recorder.pid != os.getpid() or self._display is None:
+        if self._recorder is None or self._display is None:
             return
+        show = self._display.final if now is None else self._display.line
         try:
-            text = progress_line(recorder)
-            if now is not None:
-                self._display.line(text)
-                return
-            is_empty = recorder.steps.next == recorder.first_step and recorder.how == "exhausted"
-            self._display.final(EMPTY if is_empty else text)
+            show(progress_line(self._recorder))
         except Exception as error:  # a closed terminal must not end the recording
             self._display = None
             say(f"display stopped: {type(error).__name__}: {error}")
@@ -153,26 +140,23 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
         raise TypeError(f"lk.watch(model={type(model).__name__}): give it the torch.nn.Module.")
     check_iterable(loader, "lk.watch")
     caller = sys._getframe(1)
-    dataset = getattr(loader, "dataset", None)
-    call_site = (caller.f_code, caller.f_lineno, type(loader), id(dataset))
+    made = (caller.f_code, caller.f_lineno, id(getattr(loader, "dataset", loader)))
     watched = loader if isinstance(loader, Watch) else None
     for each in _open:
-        anew = dataset is not None and each.call_site == call_site and not each.is_iterated
-        if anew or each.loader is loader:
+        if each.loader is loader or (each.made == made and not each.is_iterated):
             watched = each
             each.loader = loader
     if watched is None:
-        watched = Watch(loader, live, call_site)
+        watched = Watch(loader, live, made)
     watched.model = watched.model if model is None else model
     return remember(watch, watched)
-
-
-remember(watch, None)
 
 
 def progress_line(recorder: Recorder) -> str:
     """Say in one line how far a pass is and what has been measured."""
     steps = recorder.steps
+    if steps.next == recorder.first_step and recorder.how == "exhausted":
+        return EMPTY
     of = f"/{recorder.length}" if recorder.length else ""
     text = f"epoch {recorder.epoch + 1}, step {steps.next - recorder.first_step}{of}"
     if steps.wall_ns:
