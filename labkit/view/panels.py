@@ -230,7 +230,7 @@ class FunctionPanel(Panel):
             self.measured.add(added)
             self.draw()
         errors = [row["error"] for row in rows if row["error"]]
-        took = [f"{short(row['ms'])} ms" for row in rows if row["ms"]]
+        took = [f"{row['ms']:.3g} ms" for row in rows if row["ms"]]
         told = [*errors, *took] or [added.error or added.numbers]
         self.say(f"{what}: {', '.join(told)}", good=bool(rows) and not errors)
 
