@@ -121,7 +121,7 @@ class Ranks(LiveResult[RanksData], RanksData):
     KIND = RanksData
 
     def __len__(self) -> int:
-        return len(self.data)
+        return len(self.data.runs)
 
     def __iter__(self) -> Iterator[RankRun]:
         return (RankRun(self, rank) for rank in self.data.runs)
@@ -138,12 +138,6 @@ class Ranks(LiveResult[RanksData], RanksData):
         from labkit.view.several_figures import draw_ranks
 
         return draw_ranks(self.data, self.diagnose().headline)
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the run's statistics, each rank's and the diagnosis, as JSON types."""
-        data = self.data
-        diagnosis = diagnose(self).to_dict() if data.steps else None
-        return {**data.to_dict(), "diagnosis": diagnosis}
 
     def extra_lines(self) -> list[str]:
         """Return the events of every rank's own log, each with the rank it is of."""

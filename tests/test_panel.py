@@ -55,7 +55,7 @@ def test_a_device_that_stays_busy_names_the_process_how_to_wait_and_how_to_end_i
     os.close(held)
     said = str(busy.value)
     assert f"in use by run run-1 (process {os.getpid()} on " in said
-    assert f"in a terminal with kill {os.getpid()}" in said
+    assert f"`kill {os.getpid()}` ends it" in said
     assert not any(re.search(pattern, said) for pattern in REMEDIES)  # which press buttons
 
 

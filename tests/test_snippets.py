@@ -68,7 +68,7 @@ LOADERS = [
     "DataLoader(stream, batch_size=8)",
     "torch.utils.data.DataLoader(TensorDataset(torch.arange(64.0)), batch_size=8, shuffle=True)",
 ]
-RESTARTED = Epochs(0.4, 900.0)
+RESTARTED = Epochs(0.4)
 CHANGES = [
     {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False},
     {"prefetch_factor": 4, "num_workers": 1},

@@ -17,7 +17,7 @@ from labkit.api import Run, launch
 from labkit.bench.quick_runs import quick_run
 from labkit.instruments.card_formats import too_old_for
 from labkit.knobs import check_names
-from labkit.orders import ScriptAsked
+from labkit.orders import Order
 from labkit.results.hardware import machine
 from labkit.results.script import Script, script
 from labkit.spec import Pipeline
@@ -97,7 +97,7 @@ class SlowScript:
             xray=on_gpu or "copies" in self.fixes,
         )
 
-    def to_spec(self) -> ScriptAsked:
+    def to_spec(self) -> Order:
         """Return what the log's first event says of it, and what trains it."""
         return {
             "pipeline": self.pipeline.to_dict(),

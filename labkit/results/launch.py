@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from labkit.instruments.record_head import spec_event
-from labkit.orders import Asked
+from labkit.orders import Order
 from labkit.process import folders, launcher
 from labkit.process.launcher import Handle
 from labkit.results.failures import with_remedy
@@ -17,7 +17,7 @@ from labkit.spec import LOADER_KNOBS, Distributed
 class Launched(Protocol):
     """A spec of something that can be run: a Pipeline, a Grid, Distributed ranks."""
 
-    def to_spec(self) -> Asked:
+    def to_spec(self) -> Order:
         """Return what the log's first event says of it."""
         ...
 

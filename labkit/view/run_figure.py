@@ -186,7 +186,7 @@ def changes(compared: ComparedRuns) -> str:
     return ", ".join(moved) or "nothing changed"
 
 
-def doubts(run: RunData | RanksData) -> list[TextLine]:
+def doubts(run: RunData) -> list[TextLine]:
     """Return the lines that say what the numbers are worth: NOISY, stopped, failed."""
     lines = [noise(run.spread or 0.0)] if run.noisy else []
     if run.outcome != "finished":

@@ -82,15 +82,15 @@ def rows_of(sweep: SweptRuns) -> pandas.DataFrame:
 @our_style
 def draw_ranks(ranks: RanksData, bottleneck: str) -> Figure:
     """Draw `ranks`, and name the `bottleneck`; a run without numbers has a figure that says why."""
-    times = ranks.times
+    times, first = ranks.times, ranks.first
     count = counted(ranks.world_size, "rank")
     knobs = as_typed(ranks.asked.changed())
     starved = [f"rank {rank}: {as_typed(knobs)}" for rank, knobs in ranks.starve.items()]
-    if times is None:
+    if times is None or first is None:
         why = ranks.error or f"{ranks.outcome} after {ranks.steps} steps: too few to measure"
         return page([*header_of(f"{count}, no numbers", [knobs], [ranks]), (why, LOUD)])[0]
     title = f"{count}: {ranks.throughput:,.0f} samples/s together; bottleneck: {bottleneck}"
-    header = [*header_of(title, [delays_of([ranks]), *starved, knobs], [ranks]), *doubts(ranks)]
+    header = [*header_of(title, [delays_of([ranks]), *starved, knobs], [ranks]), *doubts(first)]
     figure, [shares] = page(header, [AROUND_IN + RANK_IN * len(times.ranks)])
     rows = {}
     for row, rank in enumerate(times.ranks):
