@@ -1,7 +1,5 @@
 """The line that takes most of making batches is the finding, in the process where it runs."""
 
-from dataclasses import replace
-
 from played_gpu import CPU, MS, watched_log
 
 from labkit.diagnosis import judge

@@ -191,6 +191,7 @@ class Sampler:
                 if thread.sampled.acquire(timeout=pause_s):  # no time.sleep: programs replace it
                     break
                 if now_ns() < due + LATE_NS and not thread.state.is_runnable():
+                    # No variable here: it would keep the user's
                     self._take(thread, stack.top_frame(thread.ident), computes=False)
                 if now_ns() > self.due:
                     self.flush()
