@@ -11,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-import torch  # noqa: F401 -- each script imports it
+import torch
 import torch._dynamo  # noqa: F401 -- and its optimizer this: seconds in each fork
 
 import labkit.watching.recorder  # noqa: F401 -- so that no fork has to

@@ -20,7 +20,6 @@ from played_gpu import CPU, GPU, MS, load, watched_log
 from torch.utils.data import DataLoader
 
 import labkit as lk
-from labkit.__main__ import main
 from labkit.instruments.batch_contents import padding_of
 from labkit.instruments.growth import Growth
 from labkit.instruments.stack import Places
@@ -385,12 +384,6 @@ def test_lines_of_a_loop_that_a_package_runs_are_the_packages():
 
 
 # -- two runs compared -----------------------------------------------------------------------------
-
-
-def test_a_saved_run_is_no_trace(capsys):
-    slow, fast = (str(RECORDS / f"workers-{count}.jsonl.gz") for count in (2, 6))
-    assert main(["trace", slow]) == main(["trace", slow, fast]) == 2
-    assert "is a saved run, no trace" in capsys.readouterr().err
 
 
 def test_a_comparison_of_runs_draws_the_earlier_one_above_the_later_on_one_time_scale():

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.api import Run, launch
+from labkit.api import Run
 from labkit.bench.quick_runs import quick_run
 from labkit.instruments.card_formats import too_old_for
 from labkit.knobs import check_names
@@ -21,7 +21,6 @@ from labkit.orders import Order
 from labkit.results.hardware import machine
 from labkit.results.script import Script, script
 from labkit.spec import Pipeline
-from labkit.stamps.interrupts import held
 
 # In the order in which the bottleneck moves; the course's notebook 08 climbs them as a ladder
 # {name: the functions of slow_step.py and fixed_step.py that it changes}
@@ -114,11 +113,7 @@ def slow_script(*fixes: str, wait: bool = True, before: Run | None = None) -> Ru
     """
     from labkit.view import running  # the bench reads this file too, and draws nothing
 
-    with held():
-        started = launch(SlowScript(fixes))
-        if wait:
-            running.follow(started, before)
-        return started
+    return running.started(slow_script, SlowScript(fixes), wait, before)
 
 
 def other_work(run: Run, first: Run) -> str | None:
@@ -160,6 +155,6 @@ def changed_code(fix: str) -> Script:
         SlowScript(LADDER[: LADDER.index(fix) + more]).pipeline.but(steps=STEPS) for more in (0, 1)
     )
     knobs = script(after, before=before)
-    if knobs.is_diff:
+    if knobs.startswith("---"):
         lines.append(str(knobs))
     return Script("\n".join(lines).rstrip() + "\n")

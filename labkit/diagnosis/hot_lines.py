@@ -191,7 +191,7 @@ def _samples(run: RunData) -> pandas.DataFrame:
 
     places: dict[tuple[int, str], list] = {}
     samples = []
-    for event in run.packed("lines"):
+    for event in run.all("lines"):
         pid = event["pid"]
         for number, place in event["places"].items():
             places[pid, number] = place[: len(Place._fields)]
