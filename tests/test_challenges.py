@@ -132,13 +132,8 @@ def test_a_guess_is_written_down_before_and_judged_after():
     assert "0.55" in repr(bet) and "1.10x" in bet._repr_html_()
     assert "published" in repr(lk.guess("an A40", 1.1).settle(1.05, published=True))
     assert "off by" not in repr(lk.guess("x", "rise").settle("fall"))
-
-
-def test_a_run_settles_a_guess_and_a_skipped_one_is_not_judged():
-    bet = lk.guess("busy", 0.15).settle(lk.recorded("workers-0"))
-    assert bet.measured == lk.recorded("workers-0").utilization
+    run = lk.recorded("workers-0")
+    assert lk.guess("busy", ...).settle(run).measured == run.utilization
+    assert "no guess" in repr(lk.guess("blank", None).settle(0.5))
     with pytest.raises(ValueError, match="no guess: give a number, a text, or None"):
         lk.guess("busy", [0.5])
-    for blank in (None, ...):
-        bet = lk.guess("blank", blank).settle(0.5)
-        assert "no guess" in repr(bet)

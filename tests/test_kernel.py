@@ -109,21 +109,3 @@ def test_an_interrupt_at_the_start_or_at_the_end_leaves_no_process():
                 pass  # for a tenth of a second after an error Jupyter refuses work
             wait_until(lambda: not [f for f in left() if (f / "events.jsonl").exists()])
         assert len(left()) <= 1  # a standby, which has no log
-
-
-def test_a_picture_that_is_shown_can_be_replaced():
-    """As notebook 10 does, whose controls draw another one in its place; pyplot is there, too."""
-    code = (
-        "import matplotlib.pyplot\nimport labkit as lk\n"
-        "run = lk.recorded('workers-0')\n"
-        "shown = display(run.plot(), display_id=True)\n"
-        "shown.update(run.plot())\n"
-    )
-    with kernel() as (_, client):
-        messages = []
-        client.execute_interactive(code, timeout=60, output_hook=messages.append)
-    pictures = [each for each in messages if "image/png" in each["content"].get("data", {})]
-    kinds = [each["msg_type"] for each in pictures]
-    assert kinds == ["display_data", "update_display_data"]
-    ids = {each["content"]["transient"]["display_id"] for each in pictures}
-    assert len(ids) == 1

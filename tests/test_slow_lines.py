@@ -96,12 +96,6 @@ def test_a_collate_function_without_workers_runs_in_the_loop_and_may_have_worker
     assert "num_workers=2" in said.advice and "uint8" not in said.advice
 
 
-def test_cheap_items_are_fetched_a_batch_at_once(tmp_path):
-    said = found(tmp_path, ALL, {STACKS: 1.0}, workers=AT_REST)
-    assert said.cause == "hand_over"
-    assert "Fetch a batch at once" in said.advice and "sampler = BatchSampler(" in said.code
-
-
 def test_a_loop_that_hardly_waits_is_told_of_no_line(tmp_path):
     for workers in (None, BUSY):
         opens = line("Image.open()")

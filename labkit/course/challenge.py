@@ -94,11 +94,6 @@ class Challenge:
         """Try an answer; raises ValueError where it is none, or does not finish."""
         raise NotImplementedError
 
-    @property
-    def tries(self) -> int:
-        """How many answers were judged so far, in this session."""
-        return TRIES[self.key]
-
     def check(self, answer: object) -> Verdict:
         """Run the answer apart from the kernel and judge it. `...` stands for no answer yet."""
         if answer is None or answer is ...:
@@ -111,13 +106,13 @@ class Challenge:
             why = str(problem)
         passed = not why and all(goal.met(value) for goal, value in measured.items())
         TRIES[self.key] += 1
-        hint = "" if passed else self.hints[min(self.tries, len(self.hints)) - 1]
+        hint = "" if passed else self.hints[min(TRIES[self.key], len(self.hints)) - 1]
         lines = tuple(goal.judged(value) for goal, value in measured.items())
         return Verdict(self.key, passed, lines, why, hint)
 
     def solution(self) -> Pipeline | SlowScript | str:
         """Return a solution that passes; after a first try only."""
-        if not self.tries:
+        if not TRIES[self.key]:
             return "Try it first: check an answer of your own, then ask again."
         if callable(self.example):
             return inspect.getsource(self.example).rstrip()

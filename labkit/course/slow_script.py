@@ -148,8 +148,8 @@ def changed_code(fix: str) -> Script:
     check_names([fix], FIXES, "fix")
     lines = []
     for name in FIXES[fix]:
-        slow = inspect.getsource(getattr(slow_step, name)).splitlines()
-        fixed = inspect.getsource(getattr(fixed_step, name)).splitlines()
+        sources = (inspect.getsource(getattr(step, name)) for step in (slow_step, fixed_step))
+        slow, fixed = map(str.splitlines, sources)
         lines += difflib.unified_diff(slow, fixed, "slow_step.py", "fixed_step.py", lineterm="")
     before, after = (
         SlowScript(LADDER[: LADDER.index(fix) + more]).pipeline.but(steps=STEPS) for more in (0, 1)

@@ -102,7 +102,7 @@ def padding_of(batch: object) -> float | None:
         is_matrix = type(part) is torch.Tensor and part.dim() == 2 and part.is_cpu and len(part)
         if is_matrix and part.dtype in whole and part.shape[1] >= LEAST_TOKENS:
             tokens = part[:64]
-            if not ((tokens == 0) | (tokens == 1)).all():  # no mask
+            if tokens.max() > 1:  # no mask
                 return max(_padded(tokens), _padded(tokens.flip(1))) or None
     return None
 
@@ -143,9 +143,9 @@ class BatchFacts:
     def count(self, batch: object) -> int:
         """Return the samples of a batch, and now and then look how much of it is padding."""
         if self.met % LOOK_EVERY == 0:
-            share = padding_of(batch)
-            if share or self.padding:
-                self.padding.append(share or 0.0)
+            with OwnErrors():
+                share = padding_of(batch)
+                self.padding += [share or 0.0] if share or self.padding else []
         self.met += 1
         return samples_in(batch, self.size) or self.size or 1
 

@@ -83,4 +83,4 @@ def _last_of(value: Any) -> Any:
 
 def _has_graph(value: Any) -> bool:
     """Return whether it is a tensor with autograd's graph; attributes of others may be code."""
-    return is_array(value) and stack.is_a(value, "torch", "Tensor") and value.grad_fn is not None
+    return is_array(value) and getattr(value, "grad_fn", None) is not None

@@ -110,7 +110,7 @@ class Sampler:
         self.in_use = False  # whether a loop goes on
         self.thread: MainThread | None = None  # while it is sampled
         self.random = random.Random(now_ns())  # our own: no number of the user's is drawn
-        self.lock = _thread.allocate_lock()  # of the rows and places
+        self.lock = threading.RLock()  # of the rows and places; a signal may come while it is held
         self.taken = 0
         self.most = MOST_SAMPLES
         self.due = 0
@@ -123,15 +123,14 @@ class Sampler:
         if self.missing:
             return
         try:
+            thread = self.thread = MainThread()
             signal.signal(signal.SIGURG, self._in_user_mode)
             signal.siginterrupt(signal.SIGURG, False)
-            thread = self.thread = MainThread()
             thread.signal_after(self._period_s())
             # not of `threading`: the user's list of threads stays as it is
             _thread.start_new_thread(self._look_from_beside, (thread,))
         except (OSError, RuntimeError) as error:
-            signal.signal(signal.SIGURG, signal.SIG_DFL)
-            self.thread = None
+            self.stop()
             self.missing = str(error)
 
     def _period_s(self) -> float:
@@ -191,6 +190,7 @@ class Sampler:
                 if thread.sampled.acquire(timeout=pause_s):  # no time.sleep: programs replace it
                     break
                 if now_ns() < due + LATE_NS and not thread.state.is_runnable():
+                    # No variable here: it would keep the user's
                     self._take(thread, stack.top_frame(thread.ident), computes=False)
                 if now_ns() > self.due:
                     self.flush()
@@ -201,17 +201,11 @@ class Sampler:
 
     def _take(self, thread: MainThread, frame: FrameType | None, computes: bool) -> None:
         """Place the time spent since its last sample of the kind at the stack of `frame`."""
-        # Where the other has the lock, a signal's time goes to its next sample
-        if frame is None or not self.lock.acquire(blocking=not computes):
-            return
-        try:
-            with OwnErrors():  # no loop may end on our account
-                weight = thread.place(computes)
-                if weight > 0 and self.thread is thread:
-                    self.rows.append((now_ns(), weight, self.places.number_of(frame)))
-                    self.taken += 1
-        finally:
-            self.lock.release()
+        with self.lock, OwnErrors():  # no loop may end on our account
+            weight = thread.place(computes)
+            if frame is not None and weight > 0 and self.thread is thread:
+                self.rows.append((now_ns(), weight, self.places.number_of(frame)))
+                self.taken += 1
 
     def flush(self) -> None:
         """Write what has gathered, if anything."""
@@ -219,10 +213,10 @@ class Sampler:
             return
         with self.lock:
             self.due = now_ns() + FLUSH_NS
-            if self.rows:
-                self.log.write("lines", pid=self.pid, places=self.places.fresh, rows=self.rows)
-                self.rows = []
-                self.places.fresh = {}
+            rows, places = self.rows, self.places.fresh
+            self.rows, self.places.fresh = [], {}
+            if rows:
+                self.log.write("lines", pid=self.pid, places=places, rows=rows)
 
 
 def _is_told_of_signals() -> bool:

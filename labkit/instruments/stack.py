@@ -171,20 +171,7 @@ def text_of(frame: FrameType) -> str:
     return without_literals(" ".join(line.split()))[:LONGEST_LINE]
 
 
-def name_of(code: CodeType) -> str:
-    """Return the name of a function, with its class where Python knows it (3.11)."""
-    return getattr(code, "co_qualname", code.co_name).replace("<locals>.", "")
-
-
 # -- kinds of work ---------------------------------------------------------------------------------
-
-
-@functools.lru_cache(4096)
-def kind_of(module: str) -> str:
-    """Return the kind of work that a module does; "" where its name does not tell."""
-    while module and module not in OF_MODULE:
-        module = module.rpartition(".")[0]
-    return OF_MODULE.get(module, "")
 
 
 def kind_of_calls(frames: list[FrameType]) -> str:
@@ -194,9 +181,11 @@ def kind_of_calls(frames: list[FrameType]) -> str:
     package sends a batch to a GPU.
     """
     for frame in reversed(frames):
-        kind = kind_of(module_of_frame(frame))
-        if kind and not frame.f_code.co_flags & inspect.CO_GENERATOR:
-            return kind
+        module = module_of_frame(frame)
+        while module and module not in OF_MODULE:
+            module = module.rpartition(".")[0]
+        if OF_MODULE.get(module) and not frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return OF_MODULE[module]
     return kind_of_line(frames[0]) if frames else "loader"
 
 
@@ -272,12 +261,14 @@ def _place_of(frames: list[FrameType]) -> Place:
         packages = [module.partition(".")[0] for module in modules]
         first = next((package for package in reversed(packages) if package != "torch"), None)
         own = frames[packages.index(first)] if first else top
+    code = own.f_code
     return Place(
         kind=kind,
         within=within,
-        file=own.f_code.co_filename,
-        line=own.f_lineno or own.f_code.co_firstlineno,
-        function=name_of(own.f_code),
+        file=code.co_filename,
+        line=own.f_lineno or code.co_firstlineno,
+        # with its class where Python knows it (3.11)
+        function=getattr(code, "co_qualname", code.co_name).replace("<locals>.", ""),
         call=text_of(own),
     )
 

@@ -98,9 +98,7 @@ def _arguments(loader: object, names: Names) -> dict[str, str | None]:
     collate = data._utils.collate
     if id(given["collate_fn"]) in map(id, (collate.default_collate, collate.default_convert)):
         del given["collate_fn"]
-    context: Any = kept.get("_DataLoader__multiprocessing_context")
-    if is_a(context, "multiprocessing.context", "BaseContext"):
-        given["multiprocessing_context"] = context.get_start_method()
+    given["multiprocessing_context"] = kept.get("_DataLoader__multiprocessing_context")
     code: dict[str, str | None] = {}
     owner = names.get(id(loader))
     for name, value in given.items():
