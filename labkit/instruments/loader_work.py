@@ -76,12 +76,12 @@ class LoaderWork:
 
     def __init__(
         self,
-        log: EventLog | None,
+        log: EventLog,
         worker: int,
         while_there: Path | None = None,
         most_rows: int = MOST_ROWS,
     ):
-        """Begin in this process; `worker` is -1 in the main one. Without a `log` nothing is kept.
+        """Begin in this process; `worker` is -1 in the main one.
 
         `while_there` is a file that is there while a watched loop goes on: the progress is kept
         beside it. Without one the run is the bench's: items are timed one by one.
@@ -177,32 +177,24 @@ class LoaderWork:
         spans = itertools.pairwise([*self.moments, self.fetched])
         slow_ns, item = max((after - before, at) for at, (before, after) in enumerate(spans))
         is_item = 0 < item <= len(self.indices)
-        row = BatchRow(
-            done=self.done,
-            batch=self.words[BATCH],
-            of_pass=self.passes,
-            start=start,
-            fetched=self.fetched,
-            ready=ready,
-            cpu_ns=cpu_ns - self.cpu_ns,
-            items=len(self.indices) or len(self.moments) - 1,
-            slow_ns=slow_ns,
-            line_ns=min(line_ns, ready - start),
-            slow_index=plain_index(self.indices[item - 1]) if is_item else "a batch",
-        )
-        self.rows.append(row)
+        index = plain_index(self.indices[item - 1]) if is_item else "a batch"
+        count = len(self.indices) or len(self.moments) - 1
+        moments = (start, self.fetched, ready)
+        spent = (cpu_ns - self.cpu_ns, count, slow_ns, min(line_ns, ready - start))
+        number = (self.done, self.words[BATCH], self.passes)
+        self.rows.append(BatchRow(*number, *moments, *spent, index))
         if self.laps:
             _, *items, collate = self.laps
             parts = [*map(sum, zip(*items, strict=True)), *collate, self.cpu_ns - self.process_ns]
             # The first lap is before the first item, or that of all at once
             singly = items[1 :: -(-len(items) // KEPT_ITEMS)] if len(items) > 2 else []
             cpus, waits = ([_us(each[kind]) for each in singly] for kind in (0, 1))
-            known = (self.done, start, row.items, *map(_us, parts))
+            known = (self.done, start, count, *map(_us, parts))
             self.item_times.append(ItemTimes(*known, item_cpu=cpus, item_wait=waits))
 
     def flush(self) -> None:
         """Write the rows that are not written yet."""
-        if self.log is not None and self.rows and self.pid == os.getpid():
+        if self.rows and self.pid == os.getpid():
             is_worker = self.worker >= 0
             memory = None
             if is_worker and self.while_there is not None and now_ns() > self.memory_due:

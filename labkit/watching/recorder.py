@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+import sys
+import weakref
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from labkit.instruments import loader_knobs, record_head
@@ -21,6 +23,7 @@ from labkit.instruments.batch_contents import BatchFacts, dtype_of_most, unseen
 from labkit.instruments.before_calls import held
 from labkit.instruments.growth import Growth
 from labkit.instruments.hangs import PROGRESS, HangWatch
+from labkit.instruments.host import plain_machine
 from labkit.instruments.loader_hook import Recording, in_workers
 from labkit.instruments.loader_work import LoaderWork
 from labkit.instruments.sampler import FLAG, Sampler
@@ -28,12 +31,13 @@ from labkit.instruments.telemetry_process import TELEMETRY_AFTER_NS, telemetry_b
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.interrupts import OwnErrors
 from labkit.watching import run_folders
-from labkit.watching.device_in_use import machine_and_clock
 from labkit.watching.loader_call import call_of, has_compiled, may_fuse, trainer_frame
 from labkit.watching.loop_steps import LoopSteps
 
 if TYPE_CHECKING:
     import torch
+
+    from labkit.stamps.timeline import AddStep, DeviceClock
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
 KEEP_PASSES = 20_000  # 6 MB without their steps: a pass may be of one batch
@@ -188,9 +192,14 @@ class Recorder:
             stop = "interrupted"
         elif error is not None:
             self.log.write("error", kind=type(error).__name__, message=str(error)[:2_000])
-        self.log.write("end", stop=stop, code=None if stop else int(error is not None))
+        self.log.write("end", stop=stop)
 
     # -- what the loop trains ----------------------------------------------------------------------
+
+    def feed_from(self, dataset: object) -> None:
+        """Note whose items it has now."""
+        with contextlib.suppress(TypeError):  # a list
+            self.dataset = weakref.ref(dataset)
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step."""
@@ -300,3 +309,39 @@ class Recorder:
         self.sampler.log.close()
         self.log.close()
         self.closed = True
+
+
+def machine_and_clock(
+    write: AddStep, weights: Iterable[torch.Tensor] = ()
+) -> tuple[dict[str, Any], DeviceClock | None]:
+    """Describe the machine, without torch as far as Python knows it, and return a GPU's clock.
+
+    `weights` are those that are trained, where they are known.
+    """
+    if not (torch := sys.modules.get("torch")):
+        return plain_machine(), None
+    from labkit.instruments import machine
+    from labkit.stamps.timeline import DeviceClock
+
+    device = device_in_use(torch, weights)
+    clock = DeviceClock(device, write) if device.type == "cuda" else None
+    return machine.describe(device), clock
+
+
+def device_in_use(torch: ModuleType, weights: Iterable[torch.Tensor] = ()) -> torch.device:
+    """Return the device of some weights, a card where one has any; else that of any tensors.
+
+    Weights on the CPU tell only where they are plain parameters: shards, and copies that an
+    optimizer has offloaded, rest there while the model computes on a card. It starts no CUDA.
+    """
+    cards = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+    there = [each for each in weights if type(each) is torch.nn.Parameter or not each.is_cpu]
+    told = {each.device.type: each.device for each in there}
+    for kind in ("cuda", "mps", "cpu") if cards else ("mps", "cpu"):  # not that of a FakeTensor
+        if kind in told:
+            return told[kind]
+    card = max(cards, key=torch.cuda.memory_allocated, default=0)
+    if cards and torch.cuda.memory_allocated(card):
+        return torch.device("cuda", card)
+    on_mps = torch.backends.mps.is_available() and torch.mps.current_allocated_memory()
+    return torch.device("mps" if on_mps else "cpu")

@@ -8,7 +8,6 @@ its first batches again and again. What comes of it stands in the record of the 
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import json
 import sys
@@ -21,7 +20,6 @@ from labkit.instruments.loader_knobs import length_of
 from labkit.instruments.stack import is_users
 from labkit.knobs import Settings
 from labkit.spec import WITHOUT_WORKERS
-from labkit.stamps.interrupts import OwnErrors
 from labkit.watching.headroom import Kept
 from labkit.watching.loader_call import MADE
 
@@ -45,16 +43,13 @@ def install(module: ModuleType, order: str) -> None:
 def hook(kind: Any, order: Order) -> None:
     """Hook how a loader is made, which then knows where, and how a pass over it begins."""
     make, iterate = kind.__init__, kind.__iter__
-    signature = inspect.signature(make)
     kept = Kept()
 
     @functools.wraps(make)
     def made(loader: Any, /, *args: Any, **kwargs: Any) -> None:
         site = site_of(sys._getframe(1), loader)
         if site == order["site"]:
-            with OwnErrors():
-                bound = signature.bind(loader, *args, **kwargs)
-                args, kwargs = with_changes(bound, order["changes"])
+            kwargs = with_changes(kwargs, order["changes"])
         make(loader, *args, **kwargs)
         setattr(loader, MADE, site)
 
@@ -90,15 +85,11 @@ def replayed(kept: Kept, live: Callable[[], object], length: int | None) -> Iter
         yield kept.again()
 
 
-def with_changes(
-    bound: inspect.BoundArguments, changes: Settings
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a DataLoader, itself left out, with others in their place.
+def with_changes(kwargs: Settings, changes: Settings) -> Settings:
+    """Return the named arguments of a DataLoader with others in their place.
 
     Without workers, those that need some are left out.
     """
-    bound.arguments.update(changes)
-    if not bound.arguments.get("num_workers"):
-        for name in NEEDS_WORKERS:
-            bound.arguments.pop(name, None)
-    return bound.args[1:], bound.kwargs
+    changed = kwargs | changes
+    left_out = () if changed.get("num_workers") else NEEDS_WORKERS
+    return {name: value for name, value in changed.items() if name not in left_out}
