@@ -93,8 +93,8 @@ def test_a_trainer_is_recorded_as_a_run_in_which_a_slow_dataset_and_callback_sho
     assert 0 < run.utilization <= 1 and run.throughput > 0
     assert run.wait_ms > 4 * 10 * 0.9  # the samples of a batch
     assert not trainer.model._forward_pre_hooks  # nothing of ours is left behind
-    found = host_of(run)  # the sleep in a callback of the user's
-    assert found.cause == "waiting" and found.lines[0].function.endswith("SlowLog.on_log")
+    seen = {line.function.rpartition(".")[2] for line in run.lines.lines}
+    assert {"on_log", "__getitem__"} <= seen  # the sleeps in the user's own code
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("lightning"), reason="needs gpu-labkit[lightning]")

@@ -17,7 +17,6 @@ import psutil
 
 from labkit.instruments.hangs import (
     BATCH,
-    COLLATING,
     FETCHING,
     IDLE,
     INDEX,
@@ -152,7 +151,8 @@ class LoaderWork:
 
     def begin_collate(self) -> None:
         """All items are here."""
-        self.fetched = self._note(COLLATING)
+        self.words[INDEX] = NO_INDEX
+        self.fetched = self._note(FETCHING)
 
     def end_fetch(self) -> None:
         """The batch is ready, or an item could not be had."""

@@ -19,7 +19,7 @@ from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from labkit.instruments import loader_knobs, record_head
-from labkit.instruments.batch_contents import BatchFacts, dtype_of_most, unseen
+from labkit.instruments.batch_contents import BatchFacts, dtype_of, largest_of, unseen
 from labkit.instruments.before_calls import held
 from labkit.instruments.growth import Growth
 from labkit.instruments.hangs import PROGRESS, HangWatch
@@ -31,7 +31,7 @@ from labkit.instruments.telemetry_process import TELEMETRY_AFTER_NS, telemetry_b
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.interrupts import OwnErrors
 from labkit.watching import run_folders
-from labkit.watching.loader_call import call_of, has_compiled, may_fuse, trainer_frame
+from labkit.watching.loader_call import call_of, has_compiled, in_trainer, may_fuse
 from labkit.watching.loop_steps import LoopSteps
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Recorder:
             code = call_of(loader)
         watched = {
             "loader": type(loader).__name__,
-            "trainer": trainer_frame() is not None,  # so that its arguments set the loader
+            "trainer": in_trainer(),
             "code": code,
             "place": self.place and list(self.place),
         }
@@ -227,7 +227,7 @@ class Recorder:
                 groups = held(self.optimizer).get("param_groups", ())
                 weights = [each for group in groups for each in group["params"]]
             fuses = may_fuse(self.optimizer)
-            dtype = dtype_of_most(weights)
+            dtype = dtype_of(largest_of(weights))
         self.optimizer = None  # it is the script's
         machine, self.steps.clock = machine_and_clock(self.steps.ring.add, weights)
         self.has_begun = True
@@ -265,12 +265,8 @@ class Recorder:
         Beside one that takes longer, the instruments are sampled.
         """
         self.growth.look(frame, self.sampler.places.loop)
-        if now > self.telemetry_due and self.pid == os.getpid():
-            self.start_telemetry()
-
-    def start_telemetry(self) -> None:
-        """Sample the instruments beside the loop, unless that is done already."""
-        if self.telemetry is None and self.is_alone:
+        is_due = now > self.telemetry_due and self.pid == os.getpid()
+        if is_due and self.is_alone and self.telemetry is None:
             self.telemetry = telemetry_beside(self.folder)
 
     # -- the end -----------------------------------------------------------------------------------

@@ -11,16 +11,17 @@ import functools
 import itertools
 import json
 import sys
+import traceback
 from collections.abc import Callable, Iterator
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, TypedDict
 
 from labkit.instruments.before_calls import held
 from labkit.instruments.loader_knobs import length_of
-from labkit.instruments.stack import is_users
 from labkit.knobs import Settings
 from labkit.spec import WITHOUT_WORKERS
 from labkit.watching.headroom import Kept
+from labkit.watching.hook import users_place
 from labkit.watching.loader_call import MADE
 
 NEEDS_WORKERS = (*WITHOUT_WORKERS, "timeout", "multiprocessing_context")
@@ -47,7 +48,8 @@ def hook(kind: Any, order: Order) -> None:
 
     @functools.wraps(make)
     def made(loader: Any, /, *args: Any, **kwargs: Any) -> None:
-        site = site_of(sys._getframe(1), loader)
+        place = users_place(traceback.walk_stack(sys._getframe(1)))
+        site = f"{place[0]}:{place[1]}" if place else ""
         if site == order["site"]:
             kwargs = with_changes(kwargs, order["changes"])
         make(loader, *args, **kwargs)
@@ -62,16 +64,6 @@ def hook(kind: Any, order: Order) -> None:
         return batches
 
     kind.__init__, kind.__iter__ = made, iterated
-
-
-def site_of(frame: FrameType | None, loader: object) -> str:
-    """Return the user's line that makes a loader, at once or through a library."""
-    while frame is not None and (
-        not is_users(frame.f_code.co_filename)
-        or (frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is loader)
-    ):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
 
 
 def replayed(kept: Kept, live: Callable[[], object], length: int | None) -> Iterator[object]:

@@ -20,8 +20,8 @@ REMEDIES = {  # by the part of a script's time; with underscores these are the c
     ),
     wall_shares.BETWEEN: Remedy(
         "less_between",
-        "Make that line cheaper, or run it less often: metrics, plots, checkpoints, a loader that "
-        "is built anew.",
+        'Look at the lines whose phase is "between", and run them less often: checkpoints, '
+        "metrics, plots, a loader that is built anew.",
         "lines",
     ),
 }
@@ -31,8 +31,8 @@ REMEDIES = {  # by the part of a script's time; with underscores these are the c
 def beside_training(evidence: Evidence) -> Finding | None:
     """A script spends much of its time on validation, or between its epochs.
 
-    Cause "validation" or "between_epochs", the larger one, where it takes BESIDE of the
-    time from the first batch to the last or more. It costs all of that.
+    Cause "validation" or "between_epochs", the larger, where it takes BESIDE of the time from the
+    first batch to the last or more. It costs all of that.
     """
     whole = evidence.whole
     if whole.running <= 0:
@@ -41,9 +41,7 @@ def beside_training(evidence: Evidence) -> Finding | None:
     share = whole.share(part) / whole.running
     if share < limits.BESIDE:
         return None
-    costliest = whole.costliest(part)
-    call = f": `{costliest.call}`" if costliest.call else ""
-    where = f"{call} ({costliest.place})" if costliest.place else ""
+    where = f" ({whole.place(part)})" if whole.place(part) else ""
     seen = f"of the time after the start is {part}{where}"
     more = {"by": "passes", "at_most": gain_without(share)}
     return loss("host", part.replace(" ", "_"), share, seen, REMEDIES[part], **more)
