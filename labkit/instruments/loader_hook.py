@@ -106,11 +106,8 @@ def _begin_fetch(fetcher: Any) -> Call | None:
         return None
     if not is_timed:
         timed(fetcher, work)
-    names = stack.locals_of(frame)  # torch's own
-    indices = names.get("index")
-    if not held(fetcher)["auto_collation"]:
-        indices = [indices]
-    work.begin(names.get("idx"), indices)  # a worker's loop knows which batch of the pass it is
+    indices = stack.locals_of(frame).get("index")  # torch's own
+    work.begin(indices if held(fetcher)["auto_collation"] else [indices])
     return Call.of(type(fetcher).fetch, fetcher, over=work.end_fetch)
 
 
@@ -134,7 +131,7 @@ class Told:
 
 
 @contextlib.contextmanager
-def in_workers(loader: object, recording: Recording) -> Iterator[None]:
+def in_workers(loader: object, recording: Recording | None) -> Iterator[None]:
     """Let the processes that prepare a torch DataLoader's batches record themselves.
 
     That is what iterators which begin within the block have: their workers, or the main process.

@@ -16,7 +16,6 @@ from typing import NamedTuple, cast
 import psutil
 
 from labkit.instruments.hangs import (
-    BATCH,
     FETCHING,
     IDLE,
     INDEX,
@@ -41,7 +40,7 @@ class BatchRow(NamedTuple):
     """A batch: moments and times in ns. In an `items` event it is a list in this order."""
 
     done: int  # batches of this process before it
-    batch: int  # its number in the pass
+    batch: int  # the same; of older records, its number in the pass
     of_pass: int
     start: int
     fetched: int  # all items are there
@@ -49,7 +48,7 @@ class BatchRow(NamedTuple):
     cpu_ns: int
     items: int
     slow_ns: int  # of the slowest of them
-    line_ns: int  # in line for a core; 0 in the loop's own process
+    line_ns: int  # in line for a core, of older records
     slow_index: int | str  # "a batch" where they came at once, or from a stream
 
 
@@ -92,8 +91,7 @@ class LoaderWork:
         self.over = False
         where = while_there.parent if while_there else None
         self.words = progress_words(where, "main" if worker < 0 else worker)
-        # A batch of a watched loop without workers may take less time than a lap
-        self.clock = ThreadClock() if worker >= 0 or while_there is None else None
+        self.clock = ThreadClock() if while_there is None else None  # of items one by one
         self.memory_due = 0
         self.passes = -1
         self.done = 0
@@ -113,18 +111,15 @@ class LoaderWork:
         """Whether this goes on, here and in no process that was forked from this one."""
         return not self.over and self.pid == os.getpid()
 
-    def begin(self, number: object, indices: object) -> None:
-        """Begin batch `number` of the pass, of the items at `indices` where the dataset has any."""
+    def begin(self, indices: object) -> None:
+        """Begin a batch, of the items at `indices` where the dataset has any."""
         known = type(indices) in (list, tuple) and not self.streams
         self.indices: Sequence[object] = cast(list, indices) if known else ()
         self.fetched = 0  # until all items are there
         self.is_kept = self.kept.keeps()
-        is_timed = self.is_kept and self.while_there is None and not self.streams
-        self.singly = self.clock if is_timed else None  # of items one by one
+        self.singly = self.clock if self.is_kept and not self.streams else None
         self.laps: list[tuple[int, int, int]] = []  # between the moments, and before the first
         self.cpu_ns = time.process_time_ns()
-        self.line_ns = self.clock.in_line.now() if self.clock else 0
-        self.words[BATCH] = number if type(number) is int else self.done
         self.moments = [self._note(FETCHING)]  # then when an item is asked for; of a stream, came
 
     def _note(self, state: int) -> int:
@@ -173,15 +168,14 @@ class LoaderWork:
     def _keep(self, ready: int, cpu_ns: int) -> None:
         """Keep the row of a batch that is ready, and those of its items, to be written."""
         start = self.moments[0]
-        line_ns = self.clock.in_line.now() - self.line_ns if self.clock else 0
         spans = itertools.pairwise([*self.moments, self.fetched])
         slow_ns, item = max((after - before, at) for at, (before, after) in enumerate(spans))
         is_item = 0 < item <= len(self.indices)
         index = plain_index(self.indices[item - 1]) if is_item else "a batch"
         count = len(self.indices) or len(self.moments) - 1
         moments = (start, self.fetched, ready)
-        spent = (cpu_ns - self.cpu_ns, count, slow_ns, min(line_ns, ready - start))
-        number = (self.done, self.words[BATCH], self.passes)
+        spent = (cpu_ns - self.cpu_ns, count, slow_ns, 0)
+        number = (self.done, self.done, self.passes)
         self.rows.append(BatchRow(*number, *moments, *spent, index))
         if self.laps:
             _, *items, collate = self.laps
@@ -197,7 +191,7 @@ class LoaderWork:
         if self.rows and self.pid == os.getpid():
             is_worker = self.worker >= 0
             memory = None
-            if is_worker and self.while_there is not None and now_ns() > self.memory_due:
+            if is_worker and now_ns() > self.memory_due:
                 self.memory_due = now_ns() + MEMORY_NS
                 with contextlib.suppress(psutil.Error):
                     memory = psutil.Process().memory_full_info().uss // 1024
@@ -212,11 +206,6 @@ class LoaderWork:
             )
         self.rows = []
         self.item_times = []
-
-    def close(self) -> None:
-        """Write what is left; nothing follows."""
-        self.flush()
-        self.over = True
 
 
 def _us(ns: int) -> float:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import importlib
 import itertools
 import os
@@ -206,7 +205,6 @@ def install(module: ModuleType) -> None:
     atexit.register(SCRIPT.close)
 
 
-@functools.cache  # once
 def install_now() -> None:
     """Hook torch's modules where they are loaded, unless `labkit watch` has done so."""
     if SCRIPT.plain_next is None:

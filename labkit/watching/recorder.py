@@ -24,7 +24,7 @@ from labkit.instruments.before_calls import held
 from labkit.instruments.growth import Growth
 from labkit.instruments.hangs import PROGRESS, HangWatch
 from labkit.instruments.host import plain_machine
-from labkit.instruments.loader_hook import Recording, in_workers
+from labkit.instruments.loader_hook import Recording
 from labkit.instruments.loader_work import LoaderWork
 from labkit.instruments.sampler import FLAG, Sampler
 from labkit.instruments.telemetry_process import TELEMETRY_AFTER_NS, telemetry_beside
@@ -254,11 +254,6 @@ class Recorder:
         self.starts += 1
         return Recording(self.folder, self.work, self.while_there, self.starts)
 
-    def recorded(self, loader: object) -> contextlib.AbstractContextManager[None]:
-        """Let the processes that prepare the batches, begun within the block, record themselves."""
-        recording = self.next_recording()
-        return contextlib.nullcontext() if recording is None else in_workers(loader, recording)
-
     def look(self, frame: FrameType, now: int) -> None:
         """Look what grows among the variables of the loop; `frame` runs it.
 
@@ -297,8 +292,6 @@ class Recorder:
         self.sampler.stop()
         self.flush()
         self.steps.drain.remove()
-        if self.work is not None:
-            self.work.close()
         for left in (self.while_there, self.telemetry, *self.folder.glob(f"{PROGRESS}-*")):
             if left is not None:
                 left.unlink(missing_ok=True)
