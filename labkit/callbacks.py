@@ -37,7 +37,8 @@ class LoopRecorder:
         hook.install_now()
         folder = run_folders.new_folder(os.getpid()) or folders.new_run()
         place = hook.users_place(traceback.walk_stack(sys._getframe(1)))
-        self._recorder = hook.SCRIPT.begin_loop(folder, loader, place, model)
+        self._recorder = Recorder(folder, loader, model, place)
+        hook.SCRIPT.loops.append(self._recorder)
         self._run = Run(folder, process=self._recorder)
 
     def close(self, error: BaseException | None = None) -> None:

@@ -19,14 +19,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from labkit.instruments import loader_hook, stack
 from labkit.instruments.before_calls import Before, Call, held
-from labkit.instruments.loader_knobs import length_of, torch_loader
+from labkit.instruments.loader_knobs import length_of
 from labkit.instruments.messages import say
 from labkit.stamps.events import now_ns
 from labkit.stamps.interrupts import signal_of
@@ -98,26 +97,18 @@ class WatchedScript:
         if place:
             same += [loop for loop in here if loop.dataset() is None and not loop.going]
         if same:
-            same[0].feed_from(dataset)
+            same[0].feed_from(loader)
             return same[0]
         if len(self.loops) < MOST_LOADERS and not self.error:
             try:
                 if folder := new_folder(self.pid):
-                    return self.begin_loop(folder, loader, place)
+                    self.loops.append(Recorder(folder, loader, place=place))
+                    return self.loops[-1]
             except Exception as error:
                 if signal_of(error) is not None:
                     raise
                 self.error = error
         return None
-
-    def begin_loop(
-        self, folder: Path, loader: Any, place: tuple[str, int] | None, model: object = None
-    ) -> Recorder:
-        """Begin the run of a loop in `folder`; `model` is what it trains, where that is known."""
-        loop = Recorder(folder, loader, model, place)
-        loop.feed_from(held(torch_loader(loader)).get("dataset"))
-        self.loops.append(loop)
-        return loop
 
     # -- what torch tells --------------------------------------------------------------------------
 

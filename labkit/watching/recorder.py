@@ -68,6 +68,7 @@ class Recorder:
         self.knobs = loader_knobs.knobs_of(loader)
         self.place = place
         self.dataset: Callable[[], object] = type(None)  # returns that of its last loader, or None
+        self.feed_from(loader)
         self.model = model
         self.optimizer: torch.optim.Optimizer | None = None  # of its first step, until `_begin`
         self._write_head(loader)
@@ -196,10 +197,10 @@ class Recorder:
 
     # -- what the loop trains ----------------------------------------------------------------------
 
-    def feed_from(self, dataset: object) -> None:
+    def feed_from(self, loader: object) -> None:
         """Note whose items it has now."""
         with contextlib.suppress(TypeError):  # a list
-            self.dataset = weakref.ref(dataset)
+            self.dataset = weakref.ref(held(loader_knobs.torch_loader(loader)).get("dataset"))
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step."""
