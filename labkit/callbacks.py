@@ -1,7 +1,4 @@
-"""A framework's training loop as a Run: what the callbacks for all frameworks share.
-
-The loop is recorded as `labkit watch` would: by the batches that it asks its DataLoader for.
-"""
+"""A framework's training loop as a Run: what the callbacks for all frameworks share."""
 
 from __future__ import annotations
 
@@ -31,19 +28,16 @@ class LoopRecorder:
             self._recorder.flush()
         return self._run
 
-    def begin(self, loader: object, model: object) -> None:
-        """Begin a record, before the first batch is asked for; `model` is the one trained."""
+    def begin(self, loader: object, model: object) -> Recorder:
+        """Begin a record; `model` is the one trained."""
         self.close()
-        hook.install_now()
         folder = run_folders.new_folder(os.getpid()) or folders.new_run()
         place = hook.users_place(traceback.walk_stack(sys._getframe(1)))
         self._recorder = Recorder(folder, loader, model, place)
-        hook.SCRIPT.loops.append(self._recorder)
         self._run = Run(folder, process=self._recorder)
+        return self._recorder
 
     def close(self, error: BaseException | None = None) -> None:
         """End the record; only needed where an exception, `error`, ended the training."""
-        recorder = self._recorder
-        if recorder is not None and not recorder.closed:
-            recorder.close(error)
-            hook.SCRIPT.loops.remove(recorder)
+        if self._recorder is not None:
+            self._recorder.close(error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from labkit.callbacks import LoopRecorder
+from labkit.watching import hook
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -31,9 +32,12 @@ class Recorder(LoopRecorder, TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
-        """Begin a record, before the first batch is asked for."""
+        """Record the batches that are asked for from now on, as `labkit watch` would."""
         if state.is_world_process_zero:
-            self.begin(more.get("train_dataloader"), more.get("model"))
+            hook.install_now()
+            recorder = self.begin(more.get("train_dataloader"), more.get("model"))
+            hook.SCRIPT.loops.append(recorder)
+            recorder.ends.callback(hook.SCRIPT.loops.remove, recorder)
 
     def on_train_end(self, *_args: object, **_more: object) -> None:
         """End the record."""

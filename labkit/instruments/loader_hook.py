@@ -106,8 +106,9 @@ def _begin_fetch(fetcher: Any) -> Call | None:
         return None
     if not is_timed:
         timed(fetcher, work)
-    indices = stack.locals_of(frame).get("index")  # torch's own
-    work.begin(indices if held(fetcher)["auto_collation"] else [indices])
+    names = stack.locals_of(frame)  # torch's own; a worker's loop knows the batch's number
+    indices = names.get("index")
+    work.begin(names.get("idx"), indices if held(fetcher)["auto_collation"] else [indices])
     return Call.of(type(fetcher).fetch, fetcher, over=work.end_fetch)
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple, cast
 import psutil
 
 from labkit.instruments.hangs import (
+    BATCH,
     FETCHING,
     IDLE,
     INDEX,
@@ -40,7 +41,7 @@ class BatchRow(NamedTuple):
     """A batch: moments and times in ns. In an `items` event it is a list in this order."""
 
     done: int  # batches of this process before it
-    batch: int  # the same; of older records, its number in the pass
+    batch: int  # its number in the pass, where a worker made it; else as `done`
     of_pass: int
     start: int
     fetched: int  # all items are there
@@ -111,8 +112,8 @@ class LoaderWork:
         """Whether this goes on, here and in no process that was forked from this one."""
         return not self.over and self.pid == os.getpid()
 
-    def begin(self, indices: object) -> None:
-        """Begin a batch, of the items at `indices` where the dataset has any."""
+    def begin(self, number: object, indices: object) -> None:
+        """Begin batch `number` of the pass, of the items at `indices` where the dataset has any."""
         known = type(indices) in (list, tuple) and not self.streams
         self.indices: Sequence[object] = cast(list, indices) if known else ()
         self.fetched = 0  # until all items are there
@@ -120,6 +121,7 @@ class LoaderWork:
         self.singly = self.clock if self.is_kept and not self.streams else None
         self.laps: list[tuple[int, int, int]] = []  # between the moments, and before the first
         self.cpu_ns = time.process_time_ns()
+        self.words[BATCH] = number if type(number) is int else self.done
         self.moments = [self._note(FETCHING)]  # then when an item is asked for; of a stream, came
 
     def _note(self, state: int) -> int:
@@ -175,7 +177,7 @@ class LoaderWork:
         count = len(self.indices) or len(self.moments) - 1
         moments = (start, self.fetched, ready)
         spent = (cpu_ns - self.cpu_ns, count, slow_ns, 0)
-        number = (self.done, self.done, self.passes)
+        number = (self.done, self.words[BATCH], self.passes)
         self.rows.append(BatchRow(*number, *moments, *spent, index))
         if self.laps:
             _, *items, collate = self.laps
