@@ -171,7 +171,7 @@ class WatchedScript:
         """End the runs, with the error that ended the script, where one did."""
         if self.pid != os.getpid():
             return
-        for loop in self.loops:
+        for loop in [*self.loops]:
             with contextlib.suppress(Exception):
                 loop.close(getattr(sys, "last_value", None))
             self.error = self.error or loop.log.error
