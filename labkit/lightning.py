@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from labkit.callbacks import StepRecorder
+from labkit.callbacks import LoopRecorder
+from labkit.watching.passes import Pass
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -20,46 +21,48 @@ else:
         ) from None
 
 
-class Recorder(StepRecorder, Callback):
+class Recorder(LoopRecorder, Callback):
     """Records what a Lightning Trainer does as a Run: `.run`, while it trains and afterwards.
 
-    A step is one batch, with the other callbacks and validations after it: put it last in the
-    list. What lies between epochs is left out; rank 0 records.
+    A step is one batch; a validation behind it, and what lies between epochs, is left out. Rank 0
+    records.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a record."""
+        self._pass: Pass | None = None
         if trainer.is_global_zero:
             self.begin(trainer.train_dataloader, pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin a pass over the data."""
-        self.epoch()
+        recorder = self._recorder
+        if recorder is not None and recorder.has_room():
+            self._pass = Pass(recorder)
+            self._pass.ask()
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int
     ) -> None:
         """A batch has arrived."""
-        if recorder := self._going_on:
-            batches = recorder.batches
-            if not recorder.steps.next:
-                batches.learn(batch)
-            self.ready(batches.count(batch), batches.measure(batch))
+        if self._pass is not None:
+            self._pass.answer(batch)
 
     def on_train_batch_end(self, *_args: object, **_more: object) -> None:
-        """A step has been issued."""
-        self.issued()
+        """A step has been issued, or a validation behind it: the next batch is asked for."""
+        if self._pass is not None:
+            self._pass.ask()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A validation that belongs to the step before it is done."""
-        self.over(on_device=True)
+    on_validation_end = on_train_batch_end
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the record."""
-        self.close("exhausted")
+        if self._pass is not None:
+            self._pass.end("exhausted")
+        self.close()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """End the record of a training that failed."""
-        self.close(error=exception)
+        self.close(exception)

@@ -14,7 +14,7 @@ import labkit as lk
 from labkit.instruments import machine
 from labkit.process import launcher
 from labkit.results import hardware
-from labkit.watching import device_in_use
+from labkit.watching.recorder import machine_and_clock
 
 ROOT = Path(lk.__file__).parents[1]
 UNUSED = "NVIDIA T4 cannot be used: its driver is too old. Remedy: a newer one"
@@ -116,6 +116,6 @@ def no_driver(monkeypatch):
 def test_nothing_starts_cuda_where_there_is_no_driver(no_driver):
     assert machine.find_device("auto").type == "cpu"
     assert set(machine.usable()) <= {"cpu", "mps"}
-    fake = Mock(device=torch.device("cuda"))  # a FakeTensor
-    facts, clock = device_in_use.machine_and_clock(Mock(), [fake])
+    fake = Mock(device=torch.device("cuda"), is_cpu=False)  # a FakeTensor
+    facts, clock = machine_and_clock(Mock(), [fake])
     assert facts["device"] == "cpu" and clock is None

@@ -126,7 +126,7 @@ def lines_of(loader: DataLoader[object], folder: Path) -> Iterator[None]:
         yield
     sampler.stop()
     sampler.flush()
-    work.close()
+    work.flush()
 
 
 def begun(loader: Iterable[Any], job: Job, log: EventLog) -> Iterator[Any]:

@@ -30,8 +30,6 @@ from labkit.instruments.loader_work import MOST_ROWS, LoaderWork
 from labkit.instruments.sampler import Sampler
 from labkit.stamps.interrupts import OwnErrors
 
-STARTS = 16  # of a loader's workers that are logged, where they start anew for each pass
-
 
 class Recording(NamedTuple):
     """Where the processes of a loader record what they do for its batches."""
@@ -39,7 +37,7 @@ class Recording(NamedTuple):
     folder: Path
     work: LoaderWork | None  # of the main process, where there are no workers
     while_there: Path | None = None  # a file: workers that persist record until it is deleted
-    start: int = 1  # which of its workers' starts it is: late ones log nothing
+    start: int = 1  # which of its workers' starts it is: the later, the less is kept of it
 
 
 # Told of each torch iterator that this process begins, and its loader: the first that is to record
@@ -92,8 +90,8 @@ def timed(fetcher: Any, work: LoaderWork) -> Any:
         items = map(next, itertools.repeat(kept["dataset_iter"]))
         kept["dataset_iter"] = map(work.end_streamed, items)
     else:
-        kept["dataset"] = TimedItems(kept["dataset"], work)
-    kept["collate_fn"] = TimedCollate(kept["collate_fn"], work)
+        kept["dataset"] = Told(kept["dataset"], work, work.next_item)
+    kept["collate_fn"] = Told(kept["collate_fn"], work, work.begin_collate)
     work.begin_pass(streams)
     return fetcher
 
@@ -102,53 +100,39 @@ def _begin_fetch(fetcher: Any) -> Call | None:
     """Begin a batch; return the fetcher's own method, whose end is told."""
     frame = sys._getframe(2)
     collate = held(fetcher)["collate_fn"]
-    is_timed = type(collate) is TimedCollate
+    is_timed = type(collate) is Told
     work = collate.work if is_timed else _work_of(frame)
     if work is None or not work.is_on:
         return None
     if not is_timed:
         timed(fetcher, work)
-    names = stack.locals_of(frame)  # torch's own
+    names = stack.locals_of(frame)  # torch's own; a worker's loop knows the batch's number
     indices = names.get("index")
-    if not held(fetcher)["auto_collation"]:
-        indices = [indices]
-    work.begin(names.get("idx"), indices)  # a worker's loop knows which batch of the pass it is
+    work.begin(names.get("idx"), indices if held(fetcher)["auto_collation"] else [indices])
     return Call.of(type(fetcher).fetch, fetcher, over=work.end_fetch)
 
 
-class TimedItems:
-    """Stands for a dataset before torch's fetcher only."""
+class Told:
+    """Stands for a dataset or a collate function before torch's fetcher only. It tells first."""
 
-    def __init__(self, real: Any, work: LoaderWork):
+    def __init__(self, real: Any, work: LoaderWork, tell: Callable[[], None]):
         self.real = real
         self.work = work
+        self.tell = tell
         self.item = functools.partial(operator.getitem, real)
         self.attribute = functools.partial(getattr, real)
 
-    def _next_item(self) -> Callable[[object], object]:
-        self.work.next_item()
-        return self.item
+    def _before(self, called: Callable) -> Callable:
+        self.tell()
+        return called
 
-    __getitem__ = Before(_next_item, lambda items, index: items.real[index])
+    __getitem__ = Before(lambda own: own._before(own.item), lambda own, index: own.real[index])
+    __call__ = Before(lambda own: own._before(own.real), lambda own, samples: own.real(samples))
     __getattr__ = Before(operator.attrgetter("attribute"))
 
 
-class TimedCollate:
-    """Stands for a collate function before torch's fetcher only."""
-
-    def __init__(self, real: Any, work: LoaderWork):
-        self.real = real
-        self.work = work
-
-    def _collate(self) -> Callable[[object], object]:
-        self.work.begin_collate()
-        return self.real
-
-    __call__ = Before(_collate, lambda collate, samples: collate.real(samples))
-
-
 @contextlib.contextmanager
-def in_workers(loader: object, recording: Recording) -> Iterator[None]:
+def in_workers(loader: object, recording: Recording | None) -> Iterator[None]:
     """Let the processes that prepare a torch DataLoader's batches record themselves.
 
     That is what iterators which begin within the block have: their workers, or the main process.
@@ -187,16 +171,13 @@ class WorkerStart:
         """Begin to record in this worker."""
         folder, _, while_there, start = self.recording
         worker = sys.modules["torch.utils.data._utils.worker"]
-        log = None
-        if start <= STARTS:
-            sampler = Sampler(folder, while_there, self.workers)
-            sampler.most //= self.workers * start
-            sampler.places.loop = worker._worker_loop.__code__
-            sampler.start()
-            util.Finalize(None, sampler.flush, exitpriority=10)
-            log = sampler.log
-        room = max(1, MOST_ROWS // self.workers)
-        work = LoaderWork(log, worker.get_worker_info().id, while_there, room)
+        sampler = Sampler(folder, while_there, self.workers)
+        sampler.most //= self.workers * start
+        sampler.places.loop = worker._worker_loop.__code__
+        sampler.start()
+        room = MOST_ROWS // (self.workers * start)
+        work = LoaderWork(sampler.log, worker.get_worker_info().id, while_there, room)
         of_worker.append(work)
         install()
-        util.Finalize(None, work.flush, exitpriority=10)
+        for each in (sampler, work):
+            util.Finalize(None, each.flush, exitpriority=10)

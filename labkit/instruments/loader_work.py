@@ -41,7 +41,7 @@ class BatchRow(NamedTuple):
     """A batch: moments and times in ns. In an `items` event it is a list in this order."""
 
     done: int  # batches of this process before it
-    batch: int  # its number in the pass
+    batch: int  # its number in the pass, where a worker made it; else as `done`
     of_pass: int
     start: int
     fetched: int  # all items are there
@@ -49,7 +49,7 @@ class BatchRow(NamedTuple):
     cpu_ns: int
     items: int
     slow_ns: int  # of the slowest of them
-    line_ns: int  # in line for a core; 0 in the loop's own process
+    line_ns: int  # in line for a core, of older records
     slow_index: int | str  # "a batch" where they came at once, or from a stream
 
 
@@ -75,12 +75,12 @@ class LoaderWork:
 
     def __init__(
         self,
-        log: EventLog | None,
+        log: EventLog,
         worker: int,
         while_there: Path | None = None,
         most_rows: int = MOST_ROWS,
     ):
-        """Begin in this process; `worker` is -1 in the main one. Without a `log` nothing is kept.
+        """Begin in this process; `worker` is -1 in the main one.
 
         `while_there` is a file that is there while a watched loop goes on: the progress is kept
         beside it. Without one the run is the bench's: items are timed one by one.
@@ -92,8 +92,7 @@ class LoaderWork:
         self.over = False
         where = while_there.parent if while_there else None
         self.words = progress_words(where, "main" if worker < 0 else worker)
-        # A batch of a watched loop without workers may take less time than a lap
-        self.clock = ThreadClock() if worker >= 0 or while_there is None else None
+        self.clock = ThreadClock() if while_there is None else None  # of items one by one
         self.memory_due = 0
         self.passes = -1
         self.done = 0
@@ -119,11 +118,9 @@ class LoaderWork:
         self.indices: Sequence[object] = cast(list, indices) if known else ()
         self.fetched = 0  # until all items are there
         self.is_kept = self.kept.keeps()
-        is_timed = self.is_kept and self.while_there is None and not self.streams
-        self.singly = self.clock if is_timed else None  # of items one by one
+        self.singly = self.clock if self.is_kept and not self.streams else None
         self.laps: list[tuple[int, int, int]] = []  # between the moments, and before the first
         self.cpu_ns = time.process_time_ns()
-        self.line_ns = self.clock.in_line.now() if self.clock else 0
         self.words[BATCH] = number if type(number) is int else self.done
         self.moments = [self._note(FETCHING)]  # then when an item is asked for; of a stream, came
 
@@ -173,39 +170,30 @@ class LoaderWork:
     def _keep(self, ready: int, cpu_ns: int) -> None:
         """Keep the row of a batch that is ready, and those of its items, to be written."""
         start = self.moments[0]
-        line_ns = self.clock.in_line.now() - self.line_ns if self.clock else 0
         spans = itertools.pairwise([*self.moments, self.fetched])
         slow_ns, item = max((after - before, at) for at, (before, after) in enumerate(spans))
         is_item = 0 < item <= len(self.indices)
-        row = BatchRow(
-            done=self.done,
-            batch=self.words[BATCH],
-            of_pass=self.passes,
-            start=start,
-            fetched=self.fetched,
-            ready=ready,
-            cpu_ns=cpu_ns - self.cpu_ns,
-            items=len(self.indices) or len(self.moments) - 1,
-            slow_ns=slow_ns,
-            line_ns=min(line_ns, ready - start),
-            slow_index=plain_index(self.indices[item - 1]) if is_item else "a batch",
-        )
-        self.rows.append(row)
+        index = plain_index(self.indices[item - 1]) if is_item else "a batch"
+        count = len(self.indices) or len(self.moments) - 1
+        moments = (start, self.fetched, ready)
+        spent = (cpu_ns - self.cpu_ns, count, slow_ns, 0)
+        number = (self.done, self.words[BATCH], self.passes)
+        self.rows.append(BatchRow(*number, *moments, *spent, index))
         if self.laps:
             _, *items, collate = self.laps
             parts = [*map(sum, zip(*items, strict=True)), *collate, self.cpu_ns - self.process_ns]
             # The first lap is before the first item, or that of all at once
             singly = items[1 :: -(-len(items) // KEPT_ITEMS)] if len(items) > 2 else []
             cpus, waits = ([_us(each[kind]) for each in singly] for kind in (0, 1))
-            known = (self.done, start, row.items, *map(_us, parts))
+            known = (self.done, start, count, *map(_us, parts))
             self.item_times.append(ItemTimes(*known, item_cpu=cpus, item_wait=waits))
 
     def flush(self) -> None:
         """Write the rows that are not written yet."""
-        if self.log is not None and self.rows and self.pid == os.getpid():
+        if self.rows and self.pid == os.getpid():
             is_worker = self.worker >= 0
             memory = None
-            if is_worker and self.while_there is not None and now_ns() > self.memory_due:
+            if is_worker and now_ns() > self.memory_due:
                 self.memory_due = now_ns() + MEMORY_NS
                 with contextlib.suppress(psutil.Error):
                     memory = psutil.Process().memory_full_info().uss // 1024
@@ -220,11 +208,6 @@ class LoaderWork:
             )
         self.rows = []
         self.item_times = []
-
-    def close(self) -> None:
-        """Write what is left; nothing follows."""
-        self.flush()
-        self.over = True
 
 
 def _us(ns: int) -> float:

@@ -10,23 +10,20 @@ from __future__ import annotations
 import itertools
 import statistics
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.instruments.batch_contents import arrays_in
 from labkit.instruments.loader_knobs import in_flight, knobs_of, length_of
 from labkit.stamps.events import now_ns
-from labkit.watching.device_in_use import device_in_use
-from labkit.watching.passes import StandIn, WatchedIterator, check_iterable
-
-if TYPE_CHECKING:
-    from labkit.watching.passes import Pass
+from labkit.watching.passes import Pass, StandIn, WatchedIterator, check_iterable
+from labkit.watching.recorder import device_in_use
 
 KEPT_BATCHES = 8  # batches, at most
 KEPT_BYTES = 256 * 2**20  # and as many as fit; at least one
 BLOCK_STEPS = 16  # that count in a block
 LEAST_PAIRS = 2  # of blocks, for a factor with a range
-WITHIN = 1.05  # a factor that is no more is none
 
 CANNOT_SHOW = (
     "Replay cannot show what a loader's side effects, a dataset's own state or new samples would "
@@ -44,9 +41,8 @@ class Kept:
     """A few batches of a loader, to be handed out again and again."""
 
     def __init__(self):
-        self.batches: list[object] = []
+        self.batches: deque[object] = deque()
         self.bytes = 0
-        self.handed = 0  # times that one was
 
     @property
     def is_full(self) -> bool:
@@ -61,20 +57,13 @@ class Kept:
 
     def again(self) -> object:
         """Return the next of them."""
-        self.handed += 1
-        return copied(self.batches[(self.handed - 1) % len(self.batches)])
+        self.batches.rotate(-1)
+        return copied(self.batches[-1])
 
 
-def copied(batch: object) -> object:
-    """Return a batch with the same tensors in containers of its own, which a loop may empty.
-
-    A container of a user's own class stays the one that is kept.
-    """
-    if type(batch) is dict:
-        return {name: copied(part) for name, part in dict.items(batch)}
-    if type(batch) is list:
-        return [copied(part) for part in batch]
-    return tuple(map(copied, batch)) if type(batch) is tuple else batch
+def copied(batch: Any) -> object:
+    """Return a list or dict of tensors as one that a loop may change; all else as it is."""
+    return batch.copy() if type(batch) in (list, dict) else batch
 
 
 def now_on_device() -> int:
@@ -148,11 +137,10 @@ class Headroom(StandIn):
             return
         self.low, self.factor, self.high = statistics.quantiles(ratios, n=4)
         live = 1e9 / statistics.median(live_ns)
-        comment = "" if self.low > WITHIN else " The loader does not hold it back."
         self.text = (
             f"headroom: with a perfect loader your loop would do {live * self.factor:,.1f} steps/s "
             f"instead of {live:,.1f}: at most {self.factor:.2f}x ({self.low:.2f}x to "
-            f"{self.high:.2f}x in half of {len(ratios)} pairs of blocks).{comment}"
+            f"{self.high:.2f}x in half of {len(ratios)} pairs of blocks)."
         )
         if recorded is not None:
             found = {"factor": self.factor, "low": self.low, "high": self.high}

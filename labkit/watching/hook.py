@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import itertools
 import os
 import sys
 import traceback
-import weakref
-from collections.abc import Callable, Iterator
-from types import ModuleType
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -43,6 +43,12 @@ HEADROOM = bool(os.environ.get("LABKIT_HEADROOM"))  # now: a script may clear it
 MOST_LOADERS = 8  # loaders of a process that are recorded: training, validation, test, ...
 
 
+def users_place(frames: Iterable[tuple[FrameType, int]]) -> tuple[str, int] | None:
+    """Return the file and line of the innermost frame with code of the user's; None without."""
+    places = ((frame.f_code.co_filename, line) for frame, line in frames)
+    return next((place for place in places if stack.is_users(place[0])), None)
+
+
 class HookedPass(Pass):
     """A pass whose iterator is torch's: what asks it for a batch is made for each call anew."""
 
@@ -56,8 +62,7 @@ class HookedPass(Pass):
         """The call is over: it gave a batch, the pass is exhausted, or an error goes through."""
         if self.waits:
             self.waits = False
-            self.end("exhausted")
-            SCRIPT.ended = self.recorder
+            self.end("exhausted")  # whether by an error cannot be seen from here
 
 
 class WatchedScript:
@@ -68,13 +73,12 @@ class WatchedScript:
         self.loops: list[Recorder] = []
         self.passes: WeakKeyDictionary[object, HookedPass] = WeakKeyDictionary()  # by iterator
         self.headroom: dict[Recorder, Headroom] = {}
-        self.said = False  # that a loop, or a part of it, is not recorded
+        self.error: Exception | None = None  # why a loop, or a part of it, is not recorded
         self.plain_next: Any = None  # of torch's iterators, which is hooked
-        self.ended: Recorder | None = None  # whose pass ended last
 
     # -- its loops ---------------------------------------------------------------------------------
 
-    def loop_of(self, loader: DataLoader) -> Recorder | None:
+    def loop_of(self, loader: Any) -> Recorder | None:
         """Return what records a loop; None in processes and of loops that are not recorded.
 
         A loop that makes its loader anew for every epoch, or its dataset as well, continues its
@@ -86,41 +90,25 @@ class WatchedScript:
         frames = list(traceback.walk_stack(sys._getframe(2)))
         if any(frame.f_code.co_filename.startswith(SHOWN) for frame, _ in frames):
             return None  # within `lk.watch`, which records it
-        places = ((frame.f_code.co_filename, line) for frame, line in frames)
-        place = next((place for place in places if stack.is_users(place[0])), None)
+        place = users_place(frames)
         dataset = held(loader).get("dataset")
         here = [loop for loop in self.loops if loop.place == place]
         same = [loop for loop in here if loop.dataset() is dataset]
         if place:
             same += [loop for loop in here if loop.dataset() is None and not loop.going]
-        loop = same[0] if same else self.begin_loop(loader, place)
-        if loop is not None:
-            with contextlib.suppress(TypeError):  # a list
-                loop.dataset = weakref.ref(dataset)
-        return loop
-
-    def begin_loop(self, loader: DataLoader, place: tuple[str, int] | None) -> Recorder | None:
-        """Begin a run, in a folder whose name begins with the rank; None if that fails."""
-        if len(self.loops) >= MOST_LOADERS or self.said:
-            return None
-        try:
-            folder = new_folder(self.pid)
-            if folder is None:
-                return None
-            loop = Recorder(folder, loader, place=place)
-            self.loops.append(loop)
-            return loop
-        except Exception as error:
-            if signal_of(error) is not None:
-                raise
-            self._say_once(error)
+        if same:
+            same[0].feed_from(loader)
+            return same[0]
+        if len(self.loops) < MOST_LOADERS and not self.error:
+            try:
+                if folder := new_folder(self.pid):
+                    self.loops.append(Recorder(folder, loader, place=place))
+                    return self.loops[-1]
+            except Exception as error:
+                if signal_of(error) is not None:
+                    raise
+                self.error = error
         return None
-
-    def _say_once(self, error: Exception) -> None:
-        """Say that a loop, or a part of it, is not recorded: a full disk may say so of each."""
-        if not self.said:
-            say(f"not recording: {type(error).__name__}: {error}")
-        self.said = True
 
     # -- what torch tells --------------------------------------------------------------------------
 
@@ -183,15 +171,12 @@ class WatchedScript:
         """End the runs, with the error that ended the script, where one did."""
         if self.pid != os.getpid():
             return
-        error = getattr(sys, "last_value", None)
-        frames = traceback.walk_tb(error and error.__traceback__)
-        if self.ended and any(each.f_code is self.plain_next.__code__ for each, _ in frames):
-            self.ended.how = ""  # its pass was not exhausted: the error came out of the loader
-        for loop in self.loops:
+        for loop in [*self.loops]:
             with contextlib.suppress(Exception):
-                loop.close(error)
-            if loop.log.error is not None:
-                self._say_once(loop.log.error)
+                loop.close(getattr(sys, "last_value", None))
+            self.error = self.error or loop.log.error
+        if self.error:
+            say(f"not recording: {type(self.error).__name__}: {self.error}")
 
 
 SCRIPT = WatchedScript()
@@ -209,3 +194,10 @@ def install(module: ModuleType) -> None:
         module.register_optimizer_step_post_hook(untraced)
     atexit.unregister(SCRIPT.close)
     atexit.register(SCRIPT.close)
+
+
+def install_now() -> None:
+    """Hook torch's modules where they are loaded, unless `labkit watch` has done so."""
+    if SCRIPT.plain_next is None:
+        for name in ("torch.utils.data.dataloader", "torch.optim.optimizer"):
+            install(importlib.import_module(name))

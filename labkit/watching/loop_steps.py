@@ -99,20 +99,6 @@ class LoopSteps:
         else:
             self.clock.add(step_in(self.ring.page, at), (self.start, self.clock.mark()))
 
-    def extend(self, now: int, on_device: bool = False, loss: float = math.nan) -> None:
-        """What has followed the last step until now is a part of it; `on_device`, there as well.
-
-        `loss` is that of the step, where it is known now. No step is written in between.
-        """
-        self.asked = now
-        self.ring.words[self.at + DONE] = now
-        if not math.isnan(loss):
-            self.ring.reals[self.at + LOSS] = loss
-        if self.clock is not None and self.clock.in_flight:
-            _, (start, end) = self.clock.in_flight.pop()
-            end = self.clock.mark() if on_device else end
-            self.clock.add(step_in(self.ring.page, self.at), (start, end))
-
     def is_due(self, now: int) -> bool:
         """Return whether it is time to write."""
         return now - self.written_at > GATHER_NS or self.next - self.drain.next >= MOST_STEPS

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from labkit.instruments.batch_contents import unseen
+from labkit.instruments.loader_hook import in_workers
 from labkit.instruments.messages import say
 from labkit.stamps.events import now_ns
 from labkit.stamps.interrupts import OwnErrors, signal_of
@@ -139,7 +140,7 @@ class WatchedIterator(Pass):
     def over(self, loader: Iterable[object]) -> Self:
         """Take its batches from a loader; the pass has failed where that has no iterator."""
         try:
-            with self.recorder.recorded(loader):
+            with in_workers(loader, self.recorder.next_recording()):
                 self.iterator = iter(loader)  # draws a seed, starts workers
         except BaseException as error:
             self.end("failed", error)

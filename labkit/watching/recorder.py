@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+import sys
+import weakref
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from labkit.instruments import loader_knobs, record_head
@@ -21,19 +23,21 @@ from labkit.instruments.batch_contents import BatchFacts, dtype_of, largest_of, 
 from labkit.instruments.before_calls import held
 from labkit.instruments.growth import Growth
 from labkit.instruments.hangs import PROGRESS, HangWatch
-from labkit.instruments.loader_hook import Recording, in_workers
+from labkit.instruments.host import plain_machine
+from labkit.instruments.loader_hook import Recording
 from labkit.instruments.loader_work import LoaderWork
 from labkit.instruments.sampler import FLAG, Sampler
 from labkit.instruments.telemetry_process import TELEMETRY_AFTER_NS, telemetry_beside
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.interrupts import OwnErrors
 from labkit.watching import run_folders
-from labkit.watching.device_in_use import machine_and_clock
 from labkit.watching.loader_call import call_of, has_compiled, in_trainer, may_fuse
 from labkit.watching.loop_steps import LoopSteps
 
 if TYPE_CHECKING:
     import torch
+
+    from labkit.stamps.timeline import AddStep, DeviceClock
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
 KEEP_PASSES = 20_000  # 6 MB without their steps: a pass may be of one batch
@@ -64,6 +68,7 @@ class Recorder:
         self.knobs = loader_knobs.knobs_of(loader)
         self.place = place
         self.dataset: Callable[[], object] = type(None)  # returns that of its last loader, or None
+        self.feed_from(loader)
         self.model = model
         self.optimizer: torch.optim.Optimizer | None = None  # of its first step, until `_begin`
         self._write_head(loader)
@@ -188,9 +193,14 @@ class Recorder:
             stop = "interrupted"
         elif error is not None:
             self.log.write("error", kind=type(error).__name__, message=str(error)[:2_000])
-        self.log.write("end", stop=stop, code=None if stop else int(error is not None))
+        self.log.write("end", stop=stop)
 
     # -- what the loop trains ----------------------------------------------------------------------
+
+    def feed_from(self, loader: object) -> None:
+        """Note whose items it has now."""
+        with contextlib.suppress(TypeError):  # a list
+            self.dataset = weakref.ref(held(loader_knobs.torch_loader(loader)).get("dataset"))
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step."""
@@ -245,23 +255,14 @@ class Recorder:
         self.starts += 1
         return Recording(self.folder, self.work, self.while_there, self.starts)
 
-    def recorded(self, loader: object) -> contextlib.AbstractContextManager[None]:
-        """Let the processes that prepare the batches, begun within the block, record themselves."""
-        recording = self.next_recording()
-        return contextlib.nullcontext() if recording is None else in_workers(loader, recording)
-
     def look(self, frame: FrameType, now: int) -> None:
         """Look what grows among the variables of the loop; `frame` runs it.
 
         Beside one that takes longer, the instruments are sampled.
         """
         self.growth.look(frame, self.sampler.places.loop)
-        if now > self.telemetry_due and self.pid == os.getpid():
-            self.start_telemetry()
-
-    def start_telemetry(self) -> None:
-        """Sample the instruments beside the loop, unless that is done already."""
-        if self.telemetry is None and self.is_alone:
+        is_due = now > self.telemetry_due and self.pid == os.getpid()
+        if is_due and self.is_alone and self.telemetry is None:
             self.telemetry = telemetry_beside(self.folder)
 
     # -- the end -----------------------------------------------------------------------------------
@@ -292,11 +293,45 @@ class Recorder:
         self.sampler.stop()
         self.flush()
         self.steps.drain.remove()
-        if self.work is not None:
-            self.work.close()
         for left in (self.while_there, self.telemetry, *self.folder.glob(f"{PROGRESS}-*")):
             if left is not None:
                 left.unlink(missing_ok=True)
         self.sampler.log.close()
         self.log.close()
         self.closed = True
+
+
+def machine_and_clock(
+    write: AddStep, weights: Iterable[torch.Tensor] = ()
+) -> tuple[dict[str, Any], DeviceClock | None]:
+    """Describe the machine, without torch as far as Python knows it, and return a GPU's clock.
+
+    `weights` are those that are trained, where they are known.
+    """
+    if not (torch := sys.modules.get("torch")):
+        return plain_machine(), None
+    from labkit.instruments import machine
+    from labkit.stamps.timeline import DeviceClock
+
+    device = device_in_use(torch, weights)
+    clock = DeviceClock(device, write) if device.type == "cuda" else None
+    return machine.describe(device), clock
+
+
+def device_in_use(torch: ModuleType, weights: Iterable[torch.Tensor] = ()) -> torch.device:
+    """Return the device of some weights, a card where one has any; else that of any tensors.
+
+    Weights on the CPU tell only where they are plain parameters: shards, and copies that an
+    optimizer has offloaded, rest there while the model computes on a card. It starts no CUDA.
+    """
+    cards = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+    there = [each for each in weights if type(each) is torch.nn.Parameter or not each.is_cpu]
+    told = {each.device.type: each.device for each in there}
+    for kind in ("cuda", "mps", "cpu") if cards else ("mps", "cpu"):  # not that of a FakeTensor
+        if kind in told:
+            return told[kind]
+    card = max(cards, key=torch.cuda.memory_allocated, default=0)
+    if cards and torch.cuda.memory_allocated(card):
+        return torch.device("cuda", card)
+    on_mps = torch.backends.mps.is_available() and torch.mps.current_allocated_memory()
+    return torch.device("mps" if on_mps else "cpu")

@@ -8,21 +8,20 @@ its first batches again and again. What comes of it stands in the record of the 
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import json
 import sys
+import traceback
 from collections.abc import Callable, Iterator
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, TypedDict
 
 from labkit.instruments.before_calls import held
 from labkit.instruments.loader_knobs import length_of
-from labkit.instruments.stack import is_users
 from labkit.knobs import Settings
 from labkit.spec import WITHOUT_WORKERS
-from labkit.stamps.interrupts import OwnErrors
 from labkit.watching.headroom import Kept
+from labkit.watching.hook import users_place
 from labkit.watching.loader_call import MADE
 
 NEEDS_WORKERS = (*WITHOUT_WORKERS, "timeout", "multiprocessing_context")
@@ -45,16 +44,14 @@ def install(module: ModuleType, order: str) -> None:
 def hook(kind: Any, order: Order) -> None:
     """Hook how a loader is made, which then knows where, and how a pass over it begins."""
     make, iterate = kind.__init__, kind.__iter__
-    signature = inspect.signature(make)
     kept = Kept()
 
     @functools.wraps(make)
     def made(loader: Any, /, *args: Any, **kwargs: Any) -> None:
-        site = site_of(sys._getframe(1), loader)
+        place = users_place(traceback.walk_stack(sys._getframe(1)))
+        site = f"{place[0]}:{place[1]}" if place else ""
         if site == order["site"]:
-            with OwnErrors():
-                bound = signature.bind(loader, *args, **kwargs)
-                args, kwargs = with_changes(bound, order["changes"])
+            kwargs = with_changes(kwargs, order["changes"])
         make(loader, *args, **kwargs)
         setattr(loader, MADE, site)
 
@@ -69,16 +66,6 @@ def hook(kind: Any, order: Order) -> None:
     kind.__init__, kind.__iter__ = made, iterated
 
 
-def site_of(frame: FrameType | None, loader: object) -> str:
-    """Return the user's line that makes a loader, at once or through a library."""
-    while frame is not None and (
-        not is_users(frame.f_code.co_filename)
-        or (frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is loader)
-    ):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
-
-
 def replayed(kept: Kept, live: Callable[[], object], length: int | None) -> Iterator[object]:
     """Yield a loader's first batches, then these again and again: `length` in all."""
     for _ in itertools.count() if length is None else range(length):
@@ -90,15 +77,11 @@ def replayed(kept: Kept, live: Callable[[], object], length: int | None) -> Iter
         yield kept.again()
 
 
-def with_changes(
-    bound: inspect.BoundArguments, changes: Settings
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a DataLoader, itself left out, with others in their place.
+def with_changes(kwargs: Settings, changes: Settings) -> Settings:
+    """Return the named arguments of a DataLoader with others in their place.
 
     Without workers, those that need some are left out.
     """
-    bound.arguments.update(changes)
-    if not bound.arguments.get("num_workers"):
-        for name in NEEDS_WORKERS:
-            bound.arguments.pop(name, None)
-    return bound.args[1:], bound.kwargs
+    changed = kwargs | changes
+    left_out = () if changed.get("num_workers") else NEEDS_WORKERS
+    return {name: value for name, value in changed.items() if name not in left_out}
