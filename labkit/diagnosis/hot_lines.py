@@ -1,7 +1,6 @@
 """Where in the user's code a run's time went: sampled stacks joined with the steps' stamps.
 
-When the loop waited and when its body ran is known exactly, so samples only divide each of the
-two: their weights are scaled to what the stamps measured.
+A sample counts as the time since the one before it in its process.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Line:
     file: str  # or a notebook's cell
     line: int
     function: str
-    share: float  # of wall time, 0 to 1; of workers, of the time in which they worked
+    share: float  # of the loop's sampled time, 0 to 1; of workers, of that in which they worked
     phase: str  # "waiting", "body", "between" two passes over the loader, in a "worker" of it
     kind: str  # of work: "forward", "python", "logging", "io", "wait", ...
     call: str = ""  # its text; of older records, what it called; "" where that is not known
@@ -72,7 +71,7 @@ class Line:
 
     def to_dict(self) -> dict[str, object]:
         """Return the line as JSON types."""
-        return {**asdict(self), "share": round(self.share, 4)}
+        return asdict(self)
 
 
 class Lines(Result):
@@ -81,8 +80,8 @@ class Lines(Result):
     `frame` has a row for each sample: where it was (`file`, `line`, `function`, `call`; `code` is
     its function, or "collate"), the `kind` of work and the `part` of the body that it is, `within`
     what of its loader it was, whether it is the user's `own` code there, its `phase`, the `step` of
-    the loop, the `seconds` that it stands for, and its `share` (0 to 1 of wall time, or of the
-    workers' work) and part `of_phase`. `missing` says why there are none.
+    the loop, the `seconds` that it stands for, and its `share` (0 to 1 of the loop's sampled time,
+    or of the workers') and part `of_phase`. `missing` says why there are none.
     """
 
     def __init__(self, run: RunData):
@@ -100,24 +99,17 @@ class Lines(Result):
         # The same line may prepare items of the loop's own loader while the loop waits
         frame.loc[(frame.phase == "body") & (frame.within != ""), "kind"] = "loader"
         frame["part"] = frame.kind.replace(PART_OF_KIND)
-        start, end = stamps[[0, -1], 5]
-        kept = (frame.phase == "between") | (moment > start) & (moment <= end)
+        kept = (frame.phase == "between") | (step > 0) & (moment <= stamps[-1, 5])
         # not: the clock that times the items; a worker that waits for work, or hands it over
         kept &= (frame.kind != "labkit") & ((frame.phase != "worker") | (frame.within != ""))
         frame = frame[kept].copy()
-
-        wall_s = max(end - start, 1e-9)
-        waited = np.clip(stamps[1:, 1] - stamps[1:, 0], 0, None).sum() / wall_s
-        spent_s = frame.groupby("phase").seconds.transform("sum").clip(1e-9)
-        frame["of_phase"] = frame.seconds / spent_s
-        whole = {"waiting": waited, "body": 1 - waited, "worker": 1.0}
-        between = spent_s / wall_s  # two passes
-        frame["share"] = frame.of_phase * frame.phase.map(whole).fillna(between)
-        where = ["file", "line", "function", "phase"]
+        frame["of_phase"] = _part_of(frame.seconds, frame.phase)
+        frame["share"] = _part_of(frame.seconds, frame.phase == "worker")
+        where = ["file", "line", "function", "phase", "call"]
         frame["met"] = frame.groupby(where).ngroup()
         self.frame = frame
         longest = frame.sort_values("share", ascending=False).drop_duplicates("met")
-        lines = longest.sort_values("met")[[*where, "kind", "call"]].to_dict("records")
+        lines = longest.sort_values("met")[[*where, "kind"]].to_dict("records")
         self._met = [Line(share=0.0, **line) for line in lines]
         nothing = run.no_lines or "no stack was sampled after the warm-up"
         self.missing = "" if len(self) else nothing
@@ -167,7 +159,7 @@ class Lines(Result):
             if line.share >= LEAST_SHOWN
         ]
         parts = [f"{share:.0%} {part}" for part, share in self.body.items() if share >= LEAST_SHOWN]
-        sampled = f"{len(self)} stacks sampled; shares of wall time, of workers their working time"
+        sampled = f"{len(self)} stacks sampled; shares of the loop's time, of workers of theirs"
         return Table(
             rows,
             head=("time", "phase", "where", "kind", "call"),
@@ -183,6 +175,11 @@ class Lines(Result):
             "body": self.body,
             "lines": [line.to_dict() for line in self.lines],
         }
+
+
+def _part_of(seconds: pandas.Series, group: pandas.Series) -> pandas.Series:
+    """Return which part each time is of all of its group."""
+    return seconds / seconds.groupby(group).transform("sum").clip(1e-9)
 
 
 def _samples(run: RunData) -> pandas.DataFrame:

@@ -6,7 +6,6 @@ over a list of tensors, is time between epochs, or in the training loop.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -65,6 +64,8 @@ def wall_shares(
 
     Where no moments are given it is the time from the first pass to the last. None without a pass.
     """
+    import pandas
+
     is_known = any(map(trains, runs))
     loops = sorted(span for run in runs for span in _passes(run, is_known))
     if not loops:
@@ -73,22 +74,19 @@ def wall_shares(
     first, last = trained[0][0], max(span[1] for span in trained)
     start = min(loops[0][0], start_ns or first)
     end = max(end_ns or 0, *(span[1] for span in loops))
-    around = [(start, first, BEFORE, ""), (first, last, BETWEEN, ""), (last, end, AFTER, "")]
     # Of spans that overlap the last one counts: so do loops, and of them the inner one
-    spans: list[Span] = [*around, *loops]
+    spans: list[Span] = [(start, first, BEFORE, ""), (first, last, BETWEEN, "")]
+    spans += [(last, end, AFTER, ""), *loops]
     edges = np.unique([span[:2] for span in spans])
     owner = np.zeros(len(edges) - 1, dtype=int)  # of the stretches between them
     for number, (began, ended, *_) in enumerate(spans):
         owner[(edges[:-1] >= began) & (edges[:-1] < ended)] = number
-    seconds: Counter[tuple[str, str]] = Counter()
-    for number, stretch_ns in zip(owner, np.diff(edges), strict=True):
-        seconds[spans[number][2:]] += stretch_ns / 1e9
-    whole_s = max((end - start) / 1e9, 1e-9)
-    parts = [
-        {"part": part, "place": place, "seconds": spent_s, "share": spent_s / whole_s}
-        for (part, place), spent_s in seconds.most_common()
-    ]
-    return WallShares(parts, whole_s)
+    parts = [spans[number][2:] for number in owner]
+    table: Any = pandas.DataFrame(parts, columns=["part", "place"])
+    table["seconds"] = np.diff(edges) / 1e9
+    table["share"] = table.seconds / table.seconds.sum()
+    table = table.groupby(["part", "place"]).sum().sort_values("share", ascending=False)
+    return WallShares(table.reset_index().to_dict("records"), float(table.seconds.sum()))
 
 
 def shares_of(run: RunData) -> WallShares | None:
