@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
+from labkit.instruments.stack import Place
 from labkit.results.result import Result, Table
 from labkit.results.run_data import RunData
 
@@ -25,7 +26,6 @@ CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook 
 LEAST_SHOWN = 0.01  # share of a row of the table
 FEWEST = 30  # samples of the body (0.3 s of it) that may speak for its lines
 COLLATE = "collate"  # what a loader is busy with where it puts items together
-PLACE = ("kind", "within", "file", "line", "function", "call")  # as a `lines` event has it
 MAKING = ("waiting", "worker")  # phases in which batches are made: in the loop's process, in others
 TORCHS = r"(?:^|[/\\])torch[/\\](?:utils[/\\]data|storage|multiprocessing|_\w+)"  # its loader's own
 PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work of which one is no part itself
@@ -188,14 +188,14 @@ def _samples(run: RunData) -> pandas.DataFrame:
 
     places: dict[tuple[int, str], list] = {}
     samples = []
-    for event in run.packed("lines"):
+    for event in run.all("lines"):
         pid = event["pid"]
         for number, place in event["places"].items():
-            places[pid, number] = place[: len(PLACE)]
+            places[pid, number] = place[: len(Place._fields)]
         for ended_ns, weight_ns, number in event["rows"]:
             if place := places.get((pid, str(number))):
                 samples.append((pid, ended_ns, weight_ns / 1e9, *place))
-    names = ["pid", "ended_ns", "seconds", *PLACE]
+    names = ["pid", "ended_ns", "seconds", *Place._fields]
     frame = pandas.DataFrame(samples, columns=names).astype({"ended_ns": int, "seconds": float})
     frame["own"] = (frame.kind != "loader") & ~frame.file.str.contains(TORCHS)
     # All of collating is one; a function has what it comprehends

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
 from labkit.knobs import Settings, as_typed
-from labkit.results.log_data import ENDINGS, Events, LogData, fact
+from labkit.results.log_data import ENDINGS, LogData, fact
 from labkit.results.run_data import RunData
 from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.spec import Pipeline
+from labkit.stamps.record import Event
 from labkit.stamps.step_classes import split_steps
 from labkit.text import noise
 
@@ -30,18 +32,43 @@ class RanksData(LogData):
         *LogData.NUMBERS, "failed_rank", "world_size", "no_sync", "starve", "steps", "throughput"
     )  # fmt: skip
 
+    def __init__(self, path: Path, *, recorded: bool = False):
+        """Take the log in a run's folder, and those of its ranks below; or a saved record."""
+        super().__init__(path, recorded=recorded)
+        self._ranks: dict[int, RunData] = {}
+
+    def _rank(self, number: int) -> RunData:
+        rank = RunData(self.path / f"rank{number}", recorded=self.recorded)
+        return self._ranks.setdefault(number, rank)
+
+    def follow(self) -> bool:
+        """Take in what has been written since, by the ranks too."""
+        own = super().follow()
+        return any([own, *(self._rank(number).follow() for number in range(self.world_size))])
+
+    def take_in(self, event: Event) -> None:
+        """Take in one more event, of the whole or of a rank."""
+        number = event.get("of_rank")
+        if number is None:
+            super().take_in(event)
+        else:
+            self._rank(number).take_in(event)
+
     @cached_property
     def runs(self) -> dict[int, RunData]:
-        """What every rank's own log says, by its number."""
-        return {rank: self._rank(rank, self.of_ranks[rank]) for rank in sorted(self.of_ranks)}
-
-    def _rank(self, rank: int, events: Events) -> RunData:
-        """Return what a rank's own log says; one that could not say how it ended did as all."""
+        """What every rank's own log says, by its number; of one that could not, how it ended."""
         end = self.event("end")
-        if end is not None and not any(map(events.last.get, ENDINGS)):
-            events = events.as_of_now()
-            events.take_in(end)
-        return RunData(self.path / f"rank{rank}", events, recorded=self.recorded, alive=self.alive)
+        begun = {
+            number: rank.as_of_now(self.alive)
+            for number, rank in sorted(self._ranks.items())
+            if rank.event("spec")
+        }
+        for number, run in begun.items():
+            if end is not None and not any(map(run.event, ENDINGS)):
+                by_other = f"ended because rank {self.failed_rank} failed"
+                is_own = self.failed_rank in (None, number)
+                run.take_in(end if is_own else {**end, "why": by_other})
+        return begun
 
     @property
     def first(self) -> RunData | None:

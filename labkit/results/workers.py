@@ -83,7 +83,7 @@ class LoaderWorkers:
 
         rows = [
             (event["worker"], event["pid"], event.get("threads") or 0, event.get("memory"), *row)
-            for event in self.run.packed("items")
+            for event in self.run.all("items")
             if event.get("batches") and fits(event, "worker_items")
             for row in event["batches"]
         ]
