@@ -32,10 +32,7 @@ PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work of which on
     "copy": "torch",
     "io": "logging",
     "wait": "waiting",
-    "proxy": "waiting",  # of a manager's process
-    # of older records
-    "exchange": "torch",
-    "library": "python",
+    "library": "python",  # of older records
 }
 
 
@@ -191,7 +188,7 @@ def _samples(run: RunData) -> pandas.DataFrame:
     for event in run.all("lines"):
         pid = event["pid"]
         for number, place in event["places"].items():
-            places[pid, number] = place[: len(Place._fields)]
+            places[pid, number] = place[: len(Place._fields)]  # older records have more
         for ended_ns, weight_ns, number in event["rows"]:
             if place := places.get((pid, str(number))):
                 samples.append((pid, ended_ns, weight_ns / 1e9, *place))

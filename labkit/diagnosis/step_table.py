@@ -142,9 +142,7 @@ def _workers(run: RunData) -> WorkerEvidence | None:
         cpu_share=rows.cpu_share.mean(),
         idle_share=rows.idle_share.mean(),
         library_threads=int(rows.library_threads.max()),
-        busiest_over_mean=rows.busy_ms.max() / rows.busy_ms.mean(),
         hang=None if hang is None or hang.worker is None else hang,  # the loop's own
-        grew_gib=None if rows.grew_gib.isna().all() else rows.grew_gib.sum(),
         slowest=seen.slowest,
     )
 
