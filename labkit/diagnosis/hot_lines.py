@@ -1,4 +1,6 @@
-"""Where in the user's code a run's time went: sampled stacks joined with the steps' stamps.
+"""Where in the user's code a run's time went, and how the steps of a watched loop change.
+
+Stacks were sampled; here they are joined with the steps' stamps.
 
 A sample counts as the time since the one before it in its process.
 """
@@ -7,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from labkit.diagnosis import thresholds as limits
 from labkit.instruments.stack import Place
 from labkit.results.result import Result, Table
 from labkit.results.run_data import RunData
+from labkit.stamps.step_classes import body_seconds
 
 if TYPE_CHECKING:
     import pandas
@@ -34,6 +37,9 @@ PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work of which on
     "wait": "waiting",
     "library": "python",  # of older records
 }
+# Parts of a loop's body, of those in `hot_lines.PART_OF_KIND`, in which the host gives the
+# device nothing to do
+HOST_ALONE = ("python", "logging", "waiting", "loader")
 
 
 @dataclass(frozen=True)
@@ -205,3 +211,46 @@ def _samples(run: RunData) -> pandas.DataFrame:
 def lines_of(run: RunData) -> Lines:
     """Return where in the user's code the time of a run went."""
     return Lines(run)
+
+
+# -- a watched loop --------------------------------------------------------------------------------
+
+
+class Drift(NamedTuple):
+    """Steps that take longer and longer."""
+
+    growth: float  # of the last fifth of the steps over the first
+    share: float  # of wall time beyond what the first fifth took
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Facts of a watched loop."""
+
+    lines: Lines
+    spent: np.ndarray = field(repr=False)  # (steps,) s, of all steps: how long their bodies took
+    drift: Drift | None
+
+
+def loop_of(run: RunData) -> Loop | None:
+    """Return what the loop of a watched run shows; None of other runs."""
+    if not run.watched or run.steps < limits.MIN_STEPS:
+        return None
+    spent = body_seconds(run.stamps)
+    return Loop(lines_of(run), spent, _drift(run, spent[run.warmup :]))
+
+
+def _drift(run: RunData, spent: np.ndarray) -> Drift | None:
+    """Return how the steps grow; None where they do not. Batches that grow as much explain it."""
+    fifths = np.array_split(spent, 5)
+    sizes = np.array_split(run.batch_bytes[run.warmup :], 5)  # NaN: not known
+    if len(fifths[-1]) < limits.MIN_STEPS:
+        return None
+    middle = np.array([np.median(part) for part in fifths])
+    growth = middle[-1] / max(middle[0], 1e-9)
+    is_explained = np.median(sizes[-1]) >= limits.DRIFT * np.median(sizes[0])
+    share = np.clip(spent - middle[0], 0, None).sum() / max(run.length_s - run.warm_s, 1e-9)
+    rises = (np.diff(middle) > 0).sum() >= 3 and growth >= limits.DRIFT
+    if not rises or is_explained or share < limits.WORTH_NAMING["host"] / 2:
+        return None
+    return Drift(float(growth), float(share))

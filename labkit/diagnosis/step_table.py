@@ -14,11 +14,10 @@ from labkit.diagnosis.evidence import (
     WorkerEvidence,
     Xray,
 )
-from labkit.diagnosis.hot_lines import lines_of
+from labkit.diagnosis.hot_lines import lines_of, loop_of
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.trace_evidence import kernels_of
 from labkit.diagnosis.wall_shares import shares_of
-from labkit.diagnosis.watched_loop import loop_of
 from labkit.diagnosis.witnesses import heat_of, witness_of
 from labkit.instruments.card_formats import tensor_formats
 from labkit.prediction.prediction import recommend_prefetch, recommend_workers

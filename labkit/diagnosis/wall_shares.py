@@ -57,12 +57,10 @@ class WallShares:
         return f"{self.seconds:,.1f} s in all: {', '.join(named)}"
 
 
-def wall_shares(
-    runs: Sequence[RunData], start_ns: int | None = None, end_ns: int | None = None
-) -> WallShares | None:
-    """Share out the time between two moments among the loops of one process, each with its run.
+def wall_shares(runs: Sequence[RunData], start: int = 0, end: int = 0) -> WallShares | None:
+    """Share out the time of a script among the loops of one process, each with its run.
 
-    Where no moments are given it is the time from the first pass to the last. None without a pass.
+    It lasted from `start` to `end`, ns; else from the first pass to the last. None without a pass.
     """
     import pandas
 
@@ -72,8 +70,8 @@ def wall_shares(
         return None
     trained = [span for span in loops if span[2] != VALIDATION] or loops
     first, last = trained[0][0], max(span[1] for span in trained)
-    start = min(loops[0][0], start_ns or first)
-    end = max(end_ns or 0, *(span[1] for span in loops))
+    start = min(loops[0][0], start or first)
+    end = max(end, *(span[1] for span in loops))
     # Of spans that overlap the last one counts: so do loops, and of them the inner one
     spans: list[Span] = [(start, first, BEFORE, ""), (first, last, BETWEEN, "")]
     spans += [(last, end, AFTER, ""), *loops]

@@ -19,7 +19,7 @@ from labkit.diagnosis.findings import (
     explains,
     loss,
 )
-from labkit.diagnosis.watched_loop import HOST_ALONE
+from labkit.diagnosis.hot_lines import HOST_ALONE
 from labkit.spec import KNOBS
 
 MOST_A_BATCH = int(KNOBS["batch_size"].high or 0)
