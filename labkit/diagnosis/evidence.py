@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.hot_lines import MAKING, Line, Lines
+from labkit.diagnosis.hot_lines import Line, Lines, Loop
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.wall_shares import WallShares
-from labkit.diagnosis.watched_loop import Loop
 from labkit.diagnosis.witnesses import Heat, Witness
 from labkit.instruments.growth import Grown
 from labkit.knobs import Setting
@@ -27,7 +26,7 @@ from labkit.results.workers import Hang
 Found = TypeVar("Found")
 
 
-class NotMeasured(LookupError):
+class NotMeasured(AttributeError):
     """A cause asked for what was not measured; its text is the name of the field."""
 
 
@@ -45,7 +44,7 @@ class Measures:
 
     def known(self, name: str) -> Any:
         """Return a fact, None where it was not measured."""
-        return asked(lambda facts: getattr(facts, name), self)
+        return getattr(self, name, None)
 
     def but(self, **changes: Any) -> Any:
         """Return the same facts but for some."""
@@ -227,7 +226,8 @@ class Evidence(Measures):
     @property
     def stolen_by_others(self) -> float:
         """The share of its time in which this program had work, and other programs its cores."""
-        return (self.use.taken or 0.0) if self.use.is_shared else 0.0
+        is_shared = self.use.others_share > limits.FOREIGN_LOAD
+        return (self.use.taken or 0.0) if is_shared else 0.0
 
     @property
     def crowded_by(self) -> float:
@@ -257,5 +257,6 @@ class Evidence(Measures):
     def loading_lines(self) -> tuple[Line, ...]:
         """The costliest lines that make batches, where enough was sampled: workers' go first."""
         lines = self.known("lines")
-        found = [lines.rows(lines.making(phase)) for phase in reversed(MAKING)] if lines else []
-        return next(filter(None, found), ())[:3]
+        if lines is None:
+            return ()
+        return (lines.rows(lines.making("worker")) or lines.rows(lines.making("waiting")))[:3]

@@ -1,17 +1,18 @@
-"""Where in the user's code a run's time went: sampled stacks joined with the steps' stamps.
+"""Where in the user's code a run's time went, and how the steps of a watched loop change.
 
-When the loop waited and when its body ran is known exactly, so samples only divide each of the
-two: their weights are scaled to what the stamps measured.
+Stacks were sampled; here they are joined with the steps' stamps.
+
+A sample counts as the time since the one before it in its process.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from labkit.diagnosis import thresholds as limits
 from labkit.instruments.stack import Place
 from labkit.results.result import Result, Table
 from labkit.results.run_data import RunData
+from labkit.stamps.step_classes import body_seconds
 
 if TYPE_CHECKING:
     import pandas
@@ -33,11 +35,11 @@ PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work of which on
     "copy": "torch",
     "io": "logging",
     "wait": "waiting",
-    "proxy": "waiting",  # of a manager's process
-    # of older records
-    "exchange": "torch",
-    "library": "python",
+    "library": "python",  # of older records
 }
+# Parts of a loop's body, of those in `hot_lines.PART_OF_KIND`, in which the host gives the
+# device nothing to do
+HOST_ALONE = ("python", "logging", "waiting", "loader")
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Line:
     file: str  # or a notebook's cell
     line: int
     function: str
-    share: float  # of wall time, 0 to 1; of workers, of the time in which they worked
+    share: float  # of the loop's sampled time, 0 to 1; of workers, of that in which they worked
     phase: str  # "waiting", "body", "between" two passes over the loader, in a "worker" of it
     kind: str  # of work: "forward", "python", "logging", "io", "wait", ...
     call: str = ""  # its text; of older records, what it called; "" where that is not known
@@ -72,7 +74,7 @@ class Line:
 
     def to_dict(self) -> dict[str, object]:
         """Return the line as JSON types."""
-        return {**asdict(self), "share": round(self.share, 4)}
+        return asdict(self)
 
 
 class Lines(Result):
@@ -81,8 +83,8 @@ class Lines(Result):
     `frame` has a row for each sample: where it was (`file`, `line`, `function`, `call`; `code` is
     its function, or "collate"), the `kind` of work and the `part` of the body that it is, `within`
     what of its loader it was, whether it is the user's `own` code there, its `phase`, the `step` of
-    the loop, the `seconds` that it stands for, and its `share` (0 to 1 of wall time, or of the
-    workers' work) and part `of_phase`. `missing` says why there are none.
+    the loop, the `seconds` that it stands for, and its `share` (0 to 1 of the loop's sampled time,
+    or of the workers') and part `of_phase`. `missing` says why there are none.
     """
 
     def __init__(self, run: RunData):
@@ -100,24 +102,17 @@ class Lines(Result):
         # The same line may prepare items of the loop's own loader while the loop waits
         frame.loc[(frame.phase == "body") & (frame.within != ""), "kind"] = "loader"
         frame["part"] = frame.kind.replace(PART_OF_KIND)
-        start, end = stamps[[0, -1], 5]
-        kept = (frame.phase == "between") | (moment > start) & (moment <= end)
+        kept = (frame.phase == "between") | (step > 0) & (moment <= stamps[-1, 5])
         # not: the clock that times the items; a worker that waits for work, or hands it over
         kept &= (frame.kind != "labkit") & ((frame.phase != "worker") | (frame.within != ""))
         frame = frame[kept].copy()
-
-        wall_s = max(end - start, 1e-9)
-        waited = np.clip(stamps[1:, 1] - stamps[1:, 0], 0, None).sum() / wall_s
-        spent_s = frame.groupby("phase").seconds.transform("sum").clip(1e-9)
-        frame["of_phase"] = frame.seconds / spent_s
-        whole = {"waiting": waited, "body": 1 - waited, "worker": 1.0}
-        between = spent_s / wall_s  # two passes
-        frame["share"] = frame.of_phase * frame.phase.map(whole).fillna(between)
-        where = ["file", "line", "function", "phase"]
+        frame["of_phase"] = _part_of(frame.seconds, frame.phase)
+        frame["share"] = _part_of(frame.seconds, frame.phase == "worker")
+        where = ["file", "line", "function", "phase", "call"]
         frame["met"] = frame.groupby(where).ngroup()
         self.frame = frame
         longest = frame.sort_values("share", ascending=False).drop_duplicates("met")
-        lines = longest.sort_values("met")[[*where, "kind", "call"]].to_dict("records")
+        lines = longest.sort_values("met")[[*where, "kind"]].to_dict("records")
         self._met = [Line(share=0.0, **line) for line in lines]
         nothing = run.no_lines or "no stack was sampled after the warm-up"
         self.missing = "" if len(self) else nothing
@@ -167,7 +162,7 @@ class Lines(Result):
             if line.share >= LEAST_SHOWN
         ]
         parts = [f"{share:.0%} {part}" for part, share in self.body.items() if share >= LEAST_SHOWN]
-        sampled = f"{len(self)} stacks sampled; shares of wall time, of workers their working time"
+        sampled = f"{len(self)} stacks sampled; shares of the loop's time, of workers of theirs"
         return Table(
             rows,
             head=("time", "phase", "where", "kind", "call"),
@@ -185,6 +180,11 @@ class Lines(Result):
         }
 
 
+def _part_of(seconds: pandas.Series, group: pandas.Series) -> pandas.Series:
+    """Return which part each time is of all of its group."""
+    return seconds / seconds.groupby(group).transform("sum").clip(1e-9)
+
+
 def _samples(run: RunData) -> pandas.DataFrame:
     """Return the samples; `own` tells code that is neither torch's nor the line of the loop."""
     import pandas
@@ -194,7 +194,7 @@ def _samples(run: RunData) -> pandas.DataFrame:
     for event in run.all("lines"):
         pid = event["pid"]
         for number, place in event["places"].items():
-            places[pid, number] = place[: len(Place._fields)]
+            places[pid, number] = place[: len(Place._fields)]  # older records have more
         for ended_ns, weight_ns, number in event["rows"]:
             if place := places.get((pid, str(number))):
                 samples.append((pid, ended_ns, weight_ns / 1e9, *place))
@@ -211,3 +211,46 @@ def _samples(run: RunData) -> pandas.DataFrame:
 def lines_of(run: RunData) -> Lines:
     """Return where in the user's code the time of a run went."""
     return Lines(run)
+
+
+# -- a watched loop --------------------------------------------------------------------------------
+
+
+class Drift(NamedTuple):
+    """Steps that take longer and longer."""
+
+    growth: float  # of the last fifth of the steps over the first
+    share: float  # of wall time beyond what the first fifth took
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Facts of a watched loop."""
+
+    lines: Lines
+    spent: np.ndarray = field(repr=False)  # (steps,) s, of all steps: how long their bodies took
+    drift: Drift | None
+
+
+def loop_of(run: RunData) -> Loop | None:
+    """Return what the loop of a watched run shows; None of other runs."""
+    if not run.watched or run.steps < limits.MIN_STEPS:
+        return None
+    spent = body_seconds(run.stamps)
+    return Loop(lines_of(run), spent, _drift(run, spent[run.warmup :]))
+
+
+def _drift(run: RunData, spent: np.ndarray) -> Drift | None:
+    """Return how the steps grow; None where they do not. Batches that grow as much explain it."""
+    fifths = np.array_split(spent, 5)
+    sizes = np.array_split(run.batch_bytes[run.warmup :], 5)  # NaN: not known
+    if len(fifths[-1]) < limits.MIN_STEPS:
+        return None
+    middle = np.array([np.median(part) for part in fifths])
+    growth = middle[-1] / max(middle[0], 1e-9)
+    is_explained = np.median(sizes[-1]) >= limits.DRIFT * np.median(sizes[0])
+    share = np.clip(spent - middle[0], 0, None).sum() / max(run.length_s - run.warm_s, 1e-9)
+    rises = (np.diff(middle) > 0).sum() >= 3 and growth >= limits.DRIFT
+    if not rises or is_explained or share < limits.WORTH_NAMING["host"] / 2:
+        return None
+    return Drift(float(growth), float(share))

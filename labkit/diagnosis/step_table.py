@@ -14,11 +14,10 @@ from labkit.diagnosis.evidence import (
     WorkerEvidence,
     Xray,
 )
-from labkit.diagnosis.hot_lines import lines_of
+from labkit.diagnosis.hot_lines import lines_of, loop_of
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.trace_evidence import kernels_of
 from labkit.diagnosis.wall_shares import shares_of
-from labkit.diagnosis.watched_loop import loop_of
 from labkit.diagnosis.witnesses import heat_of, witness_of
 from labkit.instruments.card_formats import tensor_formats
 from labkit.prediction.prediction import recommend_prefetch, recommend_workers
@@ -136,9 +135,7 @@ def _workers(run: RunData) -> WorkerEvidence | None:
         cpu_share=rows.cpu_share.mean(),
         idle_share=rows.idle_share.mean(),
         library_threads=int(rows.library_threads.max()),
-        busiest_over_mean=rows.busy_ms.max() / rows.busy_ms.mean(),
         hang=None if hang is None or hang.worker is None else hang,  # the loop's own
-        grew_gib=None if rows.grew_gib.isna().all() else rows.grew_gib.sum(),
         slowest=seen.slowest,
     )
 

@@ -6,7 +6,6 @@ over a list of tensors, is time between epochs, or in the training loop.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -58,37 +57,34 @@ class WallShares:
         return f"{self.seconds:,.1f} s in all: {', '.join(named)}"
 
 
-def wall_shares(
-    runs: Sequence[RunData], start_ns: int | None = None, end_ns: int | None = None
-) -> WallShares | None:
-    """Share out the time between two moments among the loops of one process, each with its run.
+def wall_shares(runs: Sequence[RunData], start: int = 0, end: int = 0) -> WallShares | None:
+    """Share out the time of a script among the loops of one process, each with its run.
 
-    Where no moments are given it is the time from the first pass to the last. None without a pass.
+    It lasted from `start` to `end`, ns; else from the first pass to the last. None without a pass.
     """
+    import pandas
+
     is_known = any(map(trains, runs))
     loops = sorted(span for run in runs for span in _passes(run, is_known))
     if not loops:
         return None
     trained = [span for span in loops if span[2] != VALIDATION] or loops
     first, last = trained[0][0], max(span[1] for span in trained)
-    start = min(loops[0][0], start_ns or first)
-    end = max(end_ns or 0, *(span[1] for span in loops))
-    around = [(start, first, BEFORE, ""), (first, last, BETWEEN, ""), (last, end, AFTER, "")]
+    start = min(loops[0][0], start or first)
+    end = max(end, *(span[1] for span in loops))
     # Of spans that overlap the last one counts: so do loops, and of them the inner one
-    spans: list[Span] = [*around, *loops]
+    spans: list[Span] = [(start, first, BEFORE, ""), (first, last, BETWEEN, "")]
+    spans += [(last, end, AFTER, ""), *loops]
     edges = np.unique([span[:2] for span in spans])
     owner = np.zeros(len(edges) - 1, dtype=int)  # of the stretches between them
     for number, (began, ended, *_) in enumerate(spans):
         owner[(edges[:-1] >= began) & (edges[:-1] < ended)] = number
-    seconds: Counter[tuple[str, str]] = Counter()
-    for number, stretch_ns in zip(owner, np.diff(edges), strict=True):
-        seconds[spans[number][2:]] += stretch_ns / 1e9
-    whole_s = max((end - start) / 1e9, 1e-9)
-    parts = [
-        {"part": part, "place": place, "seconds": spent_s, "share": spent_s / whole_s}
-        for (part, place), spent_s in seconds.most_common()
-    ]
-    return WallShares(parts, whole_s)
+    parts = [spans[number][2:] for number in owner]
+    table: Any = pandas.DataFrame(parts, columns=["part", "place"])
+    table["seconds"] = np.diff(edges) / 1e9
+    table["share"] = table.seconds / table.seconds.sum()
+    table = table.groupby(["part", "place"]).sum().sort_values("share", ascending=False)
+    return WallShares(table.reset_index().to_dict("records"), float(table.seconds.sum()))
 
 
 def shares_of(run: RunData) -> WallShares | None:

@@ -71,7 +71,7 @@ def judge_runs(runs: list[RunData], start_ns: int, end_ns: int) -> ScriptVerdict
 def _with_shares(run: RunData, runs: list[RunData], start_ns: int, end_ns: int) -> RunData:
     """Write into a run's log how the time of its process was shared out; return it as it is now."""
     of_process = [each for each in runs if process_of(each.path) == process_of(run.path)]
-    ended_ns = None if any(each.is_cut_short for each in of_process) else end_ns
+    ended_ns = 0 if any(each.is_cut_short for each in of_process) else end_ns
     shares = wall_shares(of_process, start_ns, ended_ns)
     if shares is not None:
         log = EventLog(run.path)

@@ -8,6 +8,7 @@ the SMs (GPM counters of Hopper and later cards), or the power the card drew.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,12 +31,11 @@ class Witness:
     share: float = 1.0  # of the busy time in which it worked, 0 to 1, where it says "not"
 
 
-@dataclass(frozen=True)
-class Heat:
+class Heat(NamedTuple):
     """What heat did to a GPU's clock."""
 
     share: float  # of the readings in which it held the clock down
-    slower: float | None  # by how much of its highest, 0 to 1; None: the clock was not read
+    slower: float  # by how much of its highest, 0 to 1; 0: the clock was not read
 
 
 def heat_of(run: RunData) -> Heat | None:
@@ -45,9 +45,9 @@ def heat_of(run: RunData) -> Heat | None:
     is_hot = np.nan_to_num(reasons).astype(int) & HEAT > 0
     if not is_hot.any():
         return None
-    clocks = mhz[is_hot][np.isfinite(mhz[is_hot])]
-    slower = 1 - float(clocks.mean() / np.nanmax(mhz)) if len(clocks) else None
-    return Heat(float(is_hot.sum() / np.isfinite(reasons).sum()), slower)
+    hot_mhz = mhz[is_hot & np.isfinite(mhz)]
+    slower = 1 - hot_mhz.mean() / np.nanmax(mhz) if len(hot_mhz) else 0.0
+    return Heat(float(is_hot.sum() / np.isfinite(reasons).sum()), float(slower))
 
 
 def witness_of(run: RunData, heat: Heat | None) -> Witness | None:

@@ -28,11 +28,6 @@ class CoreUse:
         return (self.others or 0.0) / (self.cores or 1)
 
     @property
-    def is_shared(self) -> bool:
-        """Whether other programs use enough of the machine to change the run's times."""
-        return self.others_share > FOREIGN_LOAD
-
-    @property
     def taken(self) -> float | None:
         """The part (0 to 1) of the time of the run's threads in which others had their cores.
 

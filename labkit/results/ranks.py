@@ -44,7 +44,8 @@ class RanksData(LogData):
     def follow(self) -> bool:
         """Take in what has been written since, by the ranks too."""
         own = super().follow()
-        return any([own, *(self._rank(number).follow() for number in range(self.world_size))])
+        begun = [rank for rank in range(self.world_size) if (self.path / f"rank{rank}").is_dir()]
+        return any([own, *(self._rank(rank).follow() for rank in begun)])
 
     def take_in(self, event: Event) -> None:
         """Take in one more event, of the whole or of a rank."""
@@ -56,18 +57,16 @@ class RanksData(LogData):
 
     @cached_property
     def runs(self) -> dict[int, RunData]:
-        """What every rank's own log says, by its number; of one that could not, how it ended."""
+        """What every rank's own log says; one that could not say how it ended did as all."""
         end = self.event("end")
         begun = {
             number: rank.as_of_now(self.alive)
             for number, rank in sorted(self._ranks.items())
             if rank.event("spec")
         }
-        for number, run in begun.items():
-            if end is not None and not any(map(run.event, ENDINGS)):
-                by_other = f"ended because rank {self.failed_rank} failed"
-                is_own = self.failed_rank in (None, number)
-                run.take_in(end if is_own else {**end, "why": by_other})
+        for rank in begun.values():
+            if end is not None and not any(map(rank.event, ENDINGS)):
+                rank.take_in(end)
         return begun
 
     @property

@@ -44,8 +44,7 @@ class LoaderWorkers:
         It prepared `batches` of `items`, in all for `busy_ms`, the median batch for `p50_ms`, in
         one process for each pass unless workers persist. Of that time `cpu_share` is the CPU time
         of all threads. `idle_share` is of the time from the first batch to the last.
-        `library_threads` compute beside its own. Its own memory grew by `grew_gib`, where that is
-        known.
+        `library_threads` compute beside its own.
         """
         import pandas  # it takes a third of a second
 
@@ -57,7 +56,6 @@ class LoaderWorkers:
         made = (processes.done.max() + 1).groupby("worker").sum()  # of a long run some have no row
         mean = workers[["items", "busy_ms", "cpu_ms"]].mean()
         open_ms = 1e3 * (passes.ready.max() - passes.start.min()).groupby("worker").sum()
-        gained_kib = processes.memory.last() - processes.memory.first()
         return pandas.DataFrame(
             {
                 "batches": made,
@@ -67,7 +65,6 @@ class LoaderWorkers:
                 "cpu_share": mean.cpu_ms / mean.busy_ms,
                 "idle_share": (1 - made * mean.busy_ms / open_ms).clip(lower=0),
                 "library_threads": workers.threads.max(),
-                "grew_gib": gained_kib.groupby("worker").max() / 2**20,
             }
         )
 
@@ -76,20 +73,19 @@ class LoaderWorkers:
         """The batches whose rows were kept, a row each in the order of their start.
 
         That are all of the first 2,000, then fewer and fewer. Beside the fields of `BatchRow` it
-        has the `worker` and its `process`, with the `threads` and the `memory` (KiB) that this saw
-        of itself then. Moments are s on the run's clock; it took `busy_ms`.
+        has the `worker` and its `process`, with the `threads` that this saw of itself then. Moments
+        are s on the run's clock; it took `busy_ms`.
         """
         import pandas
 
         rows = [
-            (event["worker"], event["pid"], event.get("threads") or 0, event.get("memory"), *row)
+            (event["worker"], event["pid"], event.get("threads") or 0, *row)
             for event in self.run.all("items")
             if event.get("batches") and fits(event, "worker_items")
             for row in event["batches"]
         ]
-        names = ["worker", "process", "threads", "memory", *BatchRow._fields]
-        table = pandas.DataFrame(rows, columns=names).astype({"memory": float})
-        table = table.sort_values("start", kind="stable", ignore_index=True)
+        names = ["worker", "process", "threads", *BatchRow._fields]
+        table = pandas.DataFrame(rows, columns=names).sort_values("start", ignore_index=True)
         table["busy_ms"] = ((table.ready - table.start) / 1e6).clip(lower=1e-6)
         table["cpu_ms"] = table.cpu_ns / 1e6
         zero_ns = self.run.host_ns[0, 0] if self.run.steps else 0
@@ -119,8 +115,8 @@ class LoaderWorkers:
 
     def to_dict(self) -> list[dict[str, object]]:
         """Return the workers as JSON types."""
-        table: Any = self.rows.reset_index().astype(object)
-        return table.where(table.notna(), None).to_dict("records") if self else []
+        table: Any = self.rows.reset_index()
+        return table.to_dict("records")
 
     def __repr__(self) -> str:
         if not self:

@@ -103,7 +103,7 @@ def held_down(evidence: Evidence) -> Finding | None:
     heat = evidence.card.heat
     if heat.share < limits.HELD_DOWN:
         return None
-    lost = heat.share * (heat.slower or 0.0) * evidence.compute_share
+    lost = heat.share * heat.slower * evidence.compute_share
     seen = "of the time goes to a clock that heat or a power brake holds down, by "
     seen += f"{heat.share:.0%} of the readings"
     return loss("compute", "throttle", lost, seen, "NVML's clock reasons", COOLER)

@@ -9,7 +9,7 @@ from labkit.diagnosis.causes.body import copies_in_the_body
 from labkit.diagnosis.causes.loader import INTO_A_DATASET
 from labkit.diagnosis.evidence import Evidence, asked
 from labkit.diagnosis.findings import LOSS, Finding, Remedy, cause, loss
-from labkit.diagnosis.watched_loop import HOST_ALONE
+from labkit.diagnosis.hot_lines import HOST_ALONE
 
 MORE_PER_CALL = Remedy(
     "more_per_call",
