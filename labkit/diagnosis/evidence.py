@@ -86,7 +86,6 @@ class Kernels(Measures):
 class CardEvidence(Measures):
     """What a GPU's events and counters tell, and the processes on it."""
 
-    launches: float  # share of time the threads that launch kernels had no core
     others_share: float  # other processes' kernels ran on it
     heat: Heat
     witness: Witness  # the surest of whether it works while it is busy
@@ -112,7 +111,6 @@ class Batch(Measures):
     """What is known of a watched loop's batches."""
 
     dtype: str  # of the largest array in the first one
-    on_gpu: bool = False  # whether the loader makes them on a GPU, as no worker could
     bytes: float  # of its large arrays, in an ordinary step
 
 
@@ -132,9 +130,7 @@ class WorkerEvidence(Measures):
     cpu_share: float  # CPU time over the time that one prepares items; above 1 with more threads
     idle_share: float  # time in which the average worker had no batch to make
     library_threads: int = 0  # that compute in each beside its own; 0: none, or not counted
-    busiest_over_mean: float  # time at work of the busiest worker over the mean
     slowest: str = ""  # the slowest items that they prepared, in words
-    grew_gib: float  # memory of their own since their first batch, all together
     hang: Hang  # of a worker that had work, and finished no item
 
 
