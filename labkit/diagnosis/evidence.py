@@ -130,9 +130,7 @@ class WorkerEvidence(Measures):
     cpu_share: float  # CPU time over the time that one prepares items; above 1 with more threads
     idle_share: float  # time in which the average worker had no batch to make
     library_threads: int = 0  # that compute in each beside its own; 0: none, or not counted
-    busiest_over_mean: float  # time at work of the busiest worker over the mean
     slowest: str = ""  # the slowest items that they prepared, in words
-    grew_gib: float  # memory of their own since their first batch, all together
     hang: Hang  # of a worker that had work, and finished no item
 
 
