@@ -148,8 +148,3 @@ def test_rows_that_come_in_during_a_drawing_are_of_the_next_one(tmp_path, monkey
     monkeypatch.setattr(type(grid), "data", property(grown))
     [axes] = lk.plot(grid, "n", "ms", beside=BESIDE).axes
     assert axes.lines[0].get_xdata()[-1] == 3
-
-
-def test_an_argument_named_as_one_of_measures_own_is_refused():
-    with pytest.raises(ValueError, match="argument title, as lk.measure has: rename yours"):
-        lk.measure(lambda bench, title: None, title=["a"])
