@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from labkit.knobs import Settings
+from labkit.instruments.record_head import spec_event
+from labkit.orders import Order
+from labkit.process import folders, launcher
 from labkit.process.leftovers import recover_loop
 from labkit.results.comparison import ComparedRuns
-from labkit.results.launch import Launched, started
-from labkit.results.log_data import Events
-from labkit.results.log_reader import LiveResult, Process, follows_its_log
+from labkit.results.failures import with_remedy
+from labkit.results.hardware import check_device
+from labkit.results.log_reader import LiveResult, Process
 from labkit.results.measurements import MeasurementsData
 from labkit.results.payload import Source
 from labkit.results.ranks import RanksData
-from labkit.results.records import head_of, kind_of
 from labkit.results.run_data import RunData
 from labkit.results.sweep import SweptRuns
 from labkit.results.workers import LoaderWorkers
-from labkit.spec import Pipeline
+from labkit.spec import LOADER_KNOBS, Pipeline
 from labkit.stamps.events import FILE_NAME
-from labkit.stamps.record import RecordError, Tail
+from labkit.stamps.record import RecordError, Tail, head_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +39,14 @@ if TYPE_CHECKING:
     from labkit.traces.read import Breakdown, RankTraces
 
 
-@follows_its_log
+class Launched(Protocol):
+    """A spec of something that can be run: a Pipeline, a Grid, Distributed ranks."""
+
+    def to_spec(self) -> Order:
+        """Return what the log's first event says of it."""
+        ...
+
+
 class Run(LiveResult[RunData], RunData):
     """One measured run, live or recorded. Statistics leave out the warm-up, and are of now."""
 
@@ -114,14 +122,13 @@ class RankRun(Run):
         return self.whole.data.runs[self.rank]
 
 
-@follows_its_log
 class Ranks(LiveResult[RanksData], RanksData):
     """A distributed run: `ranks[1]` is a Run, `len(ranks)` how many have begun."""
 
     KIND = RanksData
 
     def __len__(self) -> int:
-        return len(self.data)
+        return len(self.data.runs)
 
     def __iter__(self) -> Iterator[RankRun]:
         return (RankRun(self, rank) for rank in self.data.runs)
@@ -139,12 +146,6 @@ class Ranks(LiveResult[RanksData], RanksData):
 
         return draw_ranks(self.data, self.diagnose().headline)
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the run's statistics, each rank's and the diagnosis, as JSON types."""
-        data = self.data
-        diagnosis = diagnose(self).to_dict() if data.steps else None
-        return {**data.to_dict(), "diagnosis": diagnosis}
-
     def extra_lines(self) -> list[str]:
         """Return the events of every rank's own log, each with the rank it is of."""
         if not self.path.is_dir():
@@ -156,7 +157,6 @@ class Ranks(LiveResult[RanksData], RanksData):
         ]
 
 
-@follows_its_log
 class Measurements(LiveResult[MeasurementsData], MeasurementsData):
     """The rows that `lk.measure` measured. Live or recorded, like a Run."""
 
@@ -191,19 +191,13 @@ class Measurements(LiveResult[MeasurementsData], MeasurementsData):
 class Sweep(SweptRuns[Run]):
     """The runs of a sweep: one for each of `settings`, or for the first of them where it ended."""
 
-    def measure(
-        self,
-        start: Callable[[Pipeline], Run],
-        each: Callable[[Run], object],
-        begun: Callable[[Settings], object],
-    ) -> None:
+    def measure(self, start: Callable[[Pipeline], Run], each: Callable[[Run], object]) -> None:
         """Run every setting, one after the other.
 
-        `begun` is called with a setting before `start` launches its pipeline, `each` with its run
-        while that goes on. An interrupt stops the run and keeps those before it.
+        `start` launches a pipeline, `each` is called with its run while that goes on. An interrupt
+        stops the run and keeps those before it.
         """
         for setting in self.settings:
-            begun(setting)
             run = start(self.pipeline.but(**setting))
             self.runs.append(run)
             try:
@@ -241,14 +235,20 @@ class Workers(LoaderWorkers):
 
 
 Loaded = Run | Measurements | Ranks
-LIVE: dict[type, type[Loaded]] = {each.KIND: each for each in (Run, Measurements, Ranks)}
+
+
+def _live(spec: Mapping[str, object]) -> type[Loaded]:
+    """Return what a log becomes whose first event holds `spec`."""
+    if spec.get("measure"):
+        return Measurements
+    return Ranks if spec.get("ranks") else Run
 
 
 def load(path: str | os.PathLike[str]) -> Loaded:
     """Load a saved or recorded run; raises RecordError (a ValueError) on anything else."""
     if os.path.isdir(path):
         recover_loop(Path(path))
-    return LIVE[kind_of(head_of(path).get("spec", {}))](Path(path), recorded=True)
+    return _live(head_of(path).get("spec", {}))(Path(path), recorded=True)
 
 
 def diagnose(
@@ -280,7 +280,7 @@ def diagnose(
             "is nothing to diagnose: lk.load(path) shows its numbers; diagnose a training run."
         )
     if isinstance(data, RanksData):
-        return of_ranks(data.runs or {0: RunData(data.path, Events())}, data.times).verdict
+        return of_ranks(data.runs or {0: RunData(data.path)}, data.times).verdict
     return judge.of_run(data)
 
 
@@ -303,5 +303,20 @@ def launch(
         ValueError: The device that it names is not here.
         OSError: No process could be started.
     """
-    handle = started(spec, fault, after, source)
-    return LIVE[kind_of(spec.to_spec())](handle.folder, process=handle)
+    asked = spec.to_spec()
+    check_device(asked["pipeline"]["device"], asked.get("ranks", 0))
+    said: dict[str, Any] = {**asked}
+    if source is not None and "measure" not in asked:  # the other knobs act on no part of theirs
+        knobs = {name: asked["pipeline"][name] for name in LOADER_KNOBS}
+        said = {"pipeline": knobs, "watched": {"loader": f"DataLoader({source.name})"}}
+    kind = launcher.RANKS if "ranks" in asked else launcher.BENCH
+    try:
+        with launcher.starting(kind, after) as handle:
+            run = handle.folder.name
+            order: Any = {"run": run, "cache": str(folders.home()), "fault": fault, **asked}
+            if source is not None:
+                order["source"] = source.place(handle.folder)
+            handle.begin(order, spec_event(run, **said))
+    except OSError as error:
+        raise OSError(with_remedy(f"No run could be started: {error}.")) from error
+    return _live(asked)(handle.folder, handle)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import labkit
 from labkit.api import Loaded, load
-from labkit.results.records import head_of
+from labkit.stamps.record import head_of
 
 if TYPE_CHECKING:
     import pandas
@@ -39,23 +39,22 @@ def recorded(
         import pandas
 
         return pandas.DataFrame(rows, columns=COLUMNS)
-    machine, _, plain = str(name).rpartition("/")
-    of_machine = [row for row in rows if machine in ("", row["path"].parent.name)]
-    for row in of_machine:
-        if row["name"] == plain:
-            return load(row["path"])
-    known = [f"{row['path'].parent.name}/{row['name']}" for row in of_machine or rows]
-    raise ValueError(f"Unknown record {name!r}; available: {', '.join(known) or 'none'}.")
+    known = {f"{row['path'].parent.name}/{row['name']}": row["path"] for row in rows}
+    for full, path in known.items():
+        if name in (full, full.partition("/")[2]):
+            return load(path)
+    of_machine = [full for full in known if full.startswith(f"{str(name).rpartition('/')[0]}/")]
+    available = ", ".join(of_machine or known) or "none"
+    raise ValueError(f"Unknown record {name!r}; available: {available}.")
 
 
 def _row(file: Path) -> dict[str, Any] | None:
     """Return what a record's first events say of it; None where it is none."""
     name = file.name.removesuffix(SUFFIX)
     head = head_of(file)
-    spec = head.get("spec")
-    machine = head.get("machine")
-    if not NAME.fullmatch(name) or spec is None or machine is None:
+    if not NAME.fullmatch(name) or not head.keys() >= {"spec", "machine"}:
         return None
+    spec, machine = head["spec"], head["machine"]
     return {
         "name": name,
         "title": str(spec.get("title", ""))[:100],

@@ -24,8 +24,10 @@ from labkit import Pipeline, load, machine
 from labkit.api import launch
 from labkit.course.slow_script import LADDER, SlowScript
 from labkit.knobs import check_names
-from labkit.results import privacy, saving
+from labkit.results import saving
+from labkit.results.privacy import for_others
 from labkit.stamps.record import Event, events_of
+from labkit.text import with_texts
 
 LISTED = Path(__file__).with_name("recordings.json")
 BUDGET_S = 480.0  # s, for all records together
@@ -43,7 +45,7 @@ WHOLE = (
 KEYS = {
     "spec": "version run utc labkit pipeline script measure points",
     "machine": "device kind name memory_gib cpu_name cpu_cores host_cores cores_limit ram_gib "
-    "shm_gib threads os sm_count compute_capability driver pcie versions",
+    "threads sm_count compute_capability driver versions",
     "job": "pipeline not_applied unit",
     "error": "kind message",
 }
@@ -137,15 +139,15 @@ def ship(source: Path, target: Path, *, name: str, title: str) -> None:
     """Write the record at `source` (a folder or a file) to `target` (.jsonl.gz), fit to ship."""
     kept = [*_kept(list(events_of(source)))]
     kept[0] |= {"name": name, "title": title}
-    whole = [json.dumps(event, allow_nan=False) for event in kept]
-    whole += load(source).extra_lines()  # what was read from an x-ray: the trace stays behind
-    lines = privacy.anonymous(line.encode() for line in whole)
+    # what was read from an x-ray: the trace stays behind
+    kept += map(json.loads, load(source).extra_lines())
+    shown = [with_texts(event, for_others, str) for event in kept]
     target.parent.mkdir(parents=True, exist_ok=True)
     with (
         saving.replacing(target, overwrite=True) as out,
         gzip.GzipFile("", "wb", fileobj=out, mtime=0) as file,
     ):
-        file.writelines(lines)
+        file.writelines(f"{json.dumps(event, allow_nan=False)}\n".encode() for event in shown)
 
 
 def _kept(events: list[Event]) -> Iterator[Event]:

@@ -180,7 +180,7 @@ def test_out_of_memory_fails_with_a_remedy_and_leaves_a_clean_card():
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_a_compiled_run_is_compiled(mode):
     run = finished(FED.but(compile=mode, depth=2))
-    assert run.compile_s or run.not_applied["compile"]
+    assert run.event("compiled") or run.not_applied["compile"]
 
 
 def test_the_fault_sets_gpu_half_is_named_right():

@@ -9,8 +9,7 @@ from pathlib import Path
 from labkit.diagnosis.rank_verdict import RanksVerdict, of_ranks
 from labkit.diagnosis.wall_shares import trains, wall_shares
 from labkit.process.leftovers import recover_loop
-from labkit.results.log_reader import read
-from labkit.results.rank_times import rank_times
+from labkit.results.ranks import rank_times
 from labkit.results.run_data import RunData
 from labkit.stamps.events import EventLog
 from labkit.stamps.record import Event
@@ -34,7 +33,8 @@ def runs_in(folder: Path) -> list[RunData]:
     for each in folders_in(folder):
         with contextlib.suppress(ValueError, OSError):
             recover_loop(each)
-            found.append(read(RunData, each))
+            found.append(run := RunData(each))
+            run.follow()
     return found
 
 
@@ -77,4 +77,5 @@ def _with_shares(run: RunData, runs: list[RunData], start_ns: int, end_ns: int) 
         log = EventLog(run.path)
         log.write("wall", **asdict(shares))
         log.close()
-    return read(RunData, run.path)
+        run.follow()
+    return run

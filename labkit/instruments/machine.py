@@ -116,8 +116,6 @@ def describe(device: torch.device) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "compile_lacks": compile_lacks(device),
     }
-    with contextlib.suppress(OSError):
-        found["shm_gib"] = _gib(shutil.disk_usage("/dev/shm").total)
     if device.type == "cuda" and not torch.version.hip:
         found |= _describe_card(device)
     elif device.type != "cpu":  # of another maker, or another kind: of a loop that is watched

@@ -114,9 +114,7 @@ def _batches_of(run: RunData) -> pandas.DataFrame:
     """
     import pandas
 
-    rows = [
-        row for event in run.packed("items") for row in event["rows"] if fits(row, "item_times")
-    ]
+    rows = [row for event in run.all("items") for row in event["rows"] if fits(row, "item_times")]
     if not rows:
         raise CannotPredict("its items were not timed (no stream's are): run it again")
     table = pandas.DataFrame(rows, columns=ItemTimes._fields).sort_values("start_ns", kind="stable")

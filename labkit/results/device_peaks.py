@@ -12,7 +12,6 @@ from labkit.results.run_log import RunLog
 from labkit.results.templates import entries
 from labkit.text import counted
 
-SCALES = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
 ROOFS = ("bandwidth", "fp32", "tf32", "fp16", "bf16")  # what `lk.peaks` measures
 
 
@@ -44,11 +43,6 @@ class Peak:
     precision: str
     source: str  # a data sheet, or where and how it was measured
 
-    @property
-    def ridge(self) -> float | None:
-        """The FLOP/byte from which compute, not memory, is the limit; None without bandwidth."""
-        return self.byte_per_s and self.flop_per_s / self.byte_per_s
-
     def __str__(self) -> str:
         memory = f", {self.byte_per_s / 1e9:.4g} GB/s" if self.byte_per_s else ""
         rate = rate_in_words(self.flop_per_s)
@@ -57,7 +51,7 @@ class Peak:
 
 def rate_in_words(flop_per_s: float) -> str:
     """Return a rate with its unit: "93.3 GFLOP/s"."""
-    scale, unit = next((each for each in SCALES if flop_per_s >= each[0]), SCALES[-1])
+    scale, unit = (1e12, "T") if flop_per_s >= 1e12 else (1e9, "G")
     return f"{flop_per_s / scale:.3g} {unit}FLOP/s"
 
 
@@ -87,17 +81,13 @@ class Peaks(Result):
         )
 
     def table(self) -> Table:
-        """Return a row for each rate, with the format's ridge."""
-        memory = self.gb_per_s
-        rows: list[tuple[object, ...]] = [("bandwidth", memory and f"{memory:,.4g} GB/s", "")]
-        for name, rate in self.tflop_per_s.items():
-            ridge = memory and f"{rate * 1e3 / memory:,.3g} FLOP/byte"
-            rows.append((name, rate_in_words(rate * 1e12), ridge))
+        """Return a row for each rate."""
+        memory = self.gb_per_s and f"{self.gb_per_s:,.4g} GB/s"
+        rates = {name: rate_in_words(rate * 1e12) for name, rate in self.tflop_per_s.items()}
         return Table(
-            rows,
-            head=("", "measured", "ridge"),
+            [*({"bandwidth": memory} | rates | self.missing).items()],
+            head=("", "measured"),
             title=f"{self.machine.line}, on {self.day}",
-            foot=[f"{name}: {why}" for name, why in self.missing.items()],
         )
 
 

@@ -36,7 +36,7 @@ REMEDIES = {
     r"bootstrapping phase|freeze_support": (
         "workers import the script anew here: let it train under if __name__ == '__main__': alone."
     ),
-    r"worker.* killed.*SIGKILL": (
+    r"worker.* (killed|ended).*SIGKILL": (
         "often the out-of-memory killer: lower num_workers or prefetch_factor."
     ),
     r"worker.* (killed|ended|exited unexpectedly)": (
@@ -65,12 +65,6 @@ REMEDIES = {
 }
 
 
-def known_reason(reason: str) -> str:
-    """Return the words of a reason by which its remedy is known; "" where it has none."""
-    found = (re.search(pattern, reason) for pattern in REMEDIES)
-    return next((each[0] for each in found if each), "")
-
-
 def with_remedy(reason: str) -> str:
     """Return `reason`, followed by what to do about it where that is known."""
     for pattern, remedy in REMEDIES.items():
@@ -82,15 +76,14 @@ def with_remedy(reason: str) -> str:
 def reason_of_failure(error: Event | None, end: Event | None) -> str:
     """Say why a run failed, from its last `error` and `end` events, with a remedy where known."""
     if error is not None:
-        return with_remedy(_first_cause(error))
-    if end is None:
-        return with_remedy("The run ended without a word: its record stops before the end.")
-    if end.get("why"):
-        return with_remedy(f"{end['why'].rstrip('.')}.")
-    code = end.get("code")
-    if code is not None and code < 0:
-        return with_remedy(f"The bench process was ended by {exit_name(code)}.")
-    return with_remedy(f"The bench process ended with {exit_name(code)}, before the run was done.")
+        reason = _first_cause(error)
+    elif end is None:
+        reason = "The run ended without a word: its record stops before the end."
+    elif end.get("why"):
+        reason = f"{end['why'].rstrip('.')}."
+    else:
+        reason = f"The bench process was ended by {exit_name(end.get('code'))}."
+    return with_remedy(reason)
 
 
 def _first_cause(error: Event) -> str:
@@ -101,15 +94,11 @@ def _first_cause(error: Event) -> str:
     text = f"{error['kind']}: {headline}."
     if "Original Traceback" in message:
         causes = [line for line in lines if line and not line.startswith(" ")]
-        text = f"{causes[-1]} ({headline[0].lower()}{headline[1:]})."
-    files = error.get("files")
-    if files and "Too many open files" not in message:
+        text = f"{causes[-1]} ({headline})."
+    if files := error.get("files"):
         opened, allowed = files[:2]
-        had = f"a process of the run had {opened} of {allowed} allowed"
-        text = f"Too many open files: {had}. {text}"
-    workers = error.get("workers")
-    if workers and not re.search(r"worker.* (signal|exit code)", message):
+        text = f"Too many open files: {opened} of {allowed} allowed. {text}"
+    if workers := error.get("workers"):
         pid, code = next(iter(workers.items()))
-        how = "was killed" if isinstance(code, int) and code < 0 else "ended"
-        text = f"Loader worker {pid} {how} ({exit_name(code)}). {text}"
+        text = f"Loader worker {pid} was ended by {exit_name(code)}. {text}"
     return text

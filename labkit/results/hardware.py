@@ -14,19 +14,6 @@ from labkit.results.result import Result, Table
 from labkit.stamps.event_shapes import fields_in
 from labkit.text import counted
 
-LABELS = {  # of the table: what a fact is called
-    "GPU not used": "unused_gpu",
-    "device memory, GiB": "memory_gib",
-    "SMs": "sm_count",
-    "compute capability": "compute_capability",
-    "driver": "driver",
-    "PCIe link": "pcie",
-    "CPU": "cpu_name",
-    "model threads": "threads",
-    "RAM, GiB": "ram_gib",
-    "/dev/shm, GiB": "shm_gib",
-    "system": "os",
-}
 PROBE_SECONDS = 90  # a cold import of torch from a slow disk takes tens of seconds
 
 
@@ -43,14 +30,11 @@ class Machine(Result):
     host_cores: int | None = None  # that the machine has
     cores_limit: str | None = None  # what leaves fewer of them: "quota" or "affinity"
     ram_gib: float | None = None
-    shm_gib: float | None = None  # /dev/shm, through which workers hand over batches
     threads: int | None = None  # that the model runs on, where the device is the CPU
-    os: str | None = None
     uuid: str | None = None
     sm_count: int | None = None
     compute_capability: str | None = None
     driver: str | None = None
-    pcie: str | None = None  # the card's link to the host
     unused_gpu: str | None = None  # a card that is here and that torch cannot use: why, the remedy
     compile_lacks: str | None = None  # why torch.compile cannot act on the device
     devices: list[str] = field(default_factory=list)  # that a run can use
@@ -86,18 +70,24 @@ class Machine(Result):
             kind += f", model on {counted(self.threads, 'thread')}"
         torch = self.versions.get("torch", "unknown")
         line = f"{self.name} ({kind}), {self.cores_text} CPU cores, torch {torch}"
-        if self.unused_gpu:
-            line += f"; {self.unused_gpu.partition(':')[0]} (lk.machine() says why)"
-        return line
+        unused = self.unused_gpu and self.unused_gpu.partition(":")[0]
+        return f"{line}; {unused} (lk.machine() says why)" if unused else line
 
     def table(self) -> Table:
         """Return what is known of it, a line each."""
-        device = f"{self.name} ({self.device})"
-        if self.kind == "cpu" and not self.unused_gpu:
-            device += ": no GPU here, the CPU is the device"
-        rows = {"device": device, "CPU cores": self.cores_text}
-        rows |= {label: getattr(self, name) for label, name in LABELS.items()}
-        rows["versions"] = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        rows = {
+            "device": f"{self.name} ({self.device})",
+            "GPU not used": self.unused_gpu,
+            "device memory, GiB": self.memory_gib,
+            "SMs": self.sm_count,
+            "compute capability": self.compute_capability,
+            "driver": self.driver,
+            "CPU": self.cpu_name,
+            "CPU cores": self.cores_text,
+            "model threads": self.threads,
+            "RAM, GiB": self.ram_gib,
+            "versions": ", ".join(f"{name} {each}" for name, each in self.versions.items()),
+        }
         return Table([row for row in rows.items() if row[1] is not None], left=(0, 1))
 
 
@@ -130,6 +120,6 @@ def facts_of_this() -> dict[str, Any]:
             f"The machine did not answer in {PROBE_SECONDS} s: does `nvidia-smi` hang too?"
         ) from None
     if probe.returncode != 0:
-        why = (probe.stderr.strip().splitlines() or ["no message"])[-1]
+        why = probe.stderr.strip().rpartition("\n")[2] or "no message"
         raise RuntimeError(f"torch does not start here: {why}")
     return json.loads(probe.stdout.splitlines()[-1])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import copy
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from labkit.results.failures import reason_of_failure
 from labkit.results.hardware import Machine
-from labkit.stamps.record import Event
+from labkit.stamps.record import Event, Tail, record_file
 from labkit.stamps.steps import Steps
 
 if TYPE_CHECKING:
@@ -18,38 +17,6 @@ if TYPE_CHECKING:
 
 Outcome = Literal["running", "finished", "stopped", "failed"]
 ENDINGS = ("done", "error", "end")  # events after which nothing follows
-PACKED = ("items", "lines")  # seldom read, and kept as JSON: a tenth of what they take as objects
-ALL = ("epoch", "pass", "saved", "telemetry", "beside", "on_the_card", "row", *PACKED)
-
-
-class Events:
-    """The events of one log that have been read: all of a few names, of the others the last."""
-
-    def __init__(self) -> None:
-        self.last: dict[str, Event] = {}
-        self.steps = Steps()
-        self.all: dict[str, list[Any]] = {name: [] for name in ALL}
-
-    def take_in(self, event: Event) -> None:
-        """Keep what matters of one event."""
-        name = event["event"]
-        if name == "step":
-            self.steps.append(event)
-        elif name in self.all:
-            self.all[name].append(json.dumps(event).encode() if name in PACKED else event)
-        else:
-            self.last[name] = event
-        if name == "epoch":  # a watched loop that seemed to have ended goes on
-            for ending in ENDINGS:
-                self.last.pop(ending, None)
-
-    def as_of_now(self) -> Events:
-        """Return what has been read by now: what is read later does not show in it."""
-        now = Events()
-        now.last = dict(self.last)
-        now.steps = self.steps.as_of_now()
-        now.all = {name: events.copy() for name, events in self.all.items()}
-        return now
 
 
 def fact(event: str, *keys: str, default: object = None) -> Any:
@@ -57,44 +24,59 @@ def fact(event: str, *keys: str, default: object = None) -> Any:
     return property(lambda log: log.fact_of(event, *keys, default=default))
 
 
-def series(name: str) -> Any:
-    """Return a property of a log: all events of a name."""
-    return property(lambda log: log.events.all[name])
-
-
 class LogData:
-    """What a log says of its run at one moment; nothing in it changes."""
+    """What a log says of its run. Only who reads the log adds to it; others have it `as_of_now`."""
 
     NUMBERS: ClassVar[tuple[str, ...]] = ("id", "utc", "recorded", "outcome", "error", "mark")
     """The attributes that `to_dict` and `--json` list."""
 
-    def __init__(
-        self,
-        path: Path,
-        events: Events,
-        of_ranks: Mapping[Any, Events] | None = None,
-        *,
-        recorded: bool = False,
-        alive: bool = False,
-    ):
-        """Take what was read of the log at `path`, and of its ranks' own.
-
-        `recorded`: it is a saved record; `alive`: more may follow.
-        """
+    def __init__(self, path: Path, *, recorded: bool = False):
+        """Take the log in a run's folder, of which `follow` reads; or a saved record."""
         self.path = path
-        self.events = events
-        self.of_ranks = of_ranks or {}
         self.recorded = recorded
-        self.alive = alive
+        self.alive = False  # more may follow
+        self._tail = Tail(record_file(path))
+        self._events: dict[str, list[Event]] = {}  # by name, in order
+        self._steps = Steps()
+
+    def follow(self) -> bool:
+        """Take in what has been written to the log since; return whether there was anything."""
+        events = self._tail.read()
+        for event in events:
+            self.take_in(event)
+        return bool(events)
+
+    def take_in(self, event: Event) -> None:
+        """Take in one more event of the log."""
+        name = event["event"]
+        if name == "step":
+            self._steps.append(event)
+        else:
+            self._events.setdefault(name, []).append(event)
+        if name == "epoch":  # a watched loop that seemed to have ended goes on
+            for ending in ENDINGS:
+                self._events.pop(ending, None)
+
+    def as_of_now(self, alive: bool) -> Self:
+        """Return what has been read by now: what is read later does not show in it."""
+        now = copy.copy(self)
+        now.alive = alive
+        now._events = {name: [*events] for name, events in self._events.items()}
+        now._steps = self._steps.as_of_now()
+        return now
 
     @property
     def data(self) -> Self:
         """Itself: what `data` of a live result is at a moment."""
         return self
 
+    def all(self, name: str) -> list[Event]:
+        """Return the events of that name, in order."""
+        return self._events.get(name, [])
+
     def event(self, name: str) -> Event | None:
         """Return the last event of that name; None where there is none."""
-        return self.events.last.get(name)
+        return next(reversed(self.all(name)), None)
 
     def fact_of(self, event: str, *keys: str, default: Any = None) -> Any:
         """Return what stands under `keys` in the last event of that name; null is missing."""
@@ -112,6 +94,8 @@ class LogData:
     utc: str | None = fact("spec", "utc")
     # The bench's own traceback, where an exception ended the run
     traceback: str | None = fact("error", "traceback")
+    # The last stage before training: `name`, `done` of `total` where counted, `waiting`
+    stage: Event = fact("stage", default={"name": "starting"})
 
     @cached_property
     def machine(self) -> Machine:
@@ -122,11 +106,6 @@ class LogData:
     def mark(self) -> str | None:
         """Return "RECORDED on ..." where it was not measured here; None where it was."""
         return f"RECORDED on {self.machine.name}" if self.recorded else None
-
-    @property
-    def stage(self) -> Event:
-        """The last stage before training: `name`, `done` of `total` where counted, `waiting`."""
-        return self.event("stage") or {"name": "starting"}
 
     @property
     def running(self) -> bool:
@@ -158,9 +137,7 @@ class LogData:
     @property
     def ended(self) -> str:
         """How it ended, after how many steps: "stopped after 34 steps"."""
-        if self.steps is None:
-            return self.outcome
-        return f"{self.outcome} after {self.steps:,} step{'' if self.steps == 1 else 's'}"
+        return self.outcome if self.steps is None else f"{self.outcome} after {self.steps:,} steps"
 
     @property
     def numbers(self) -> str:

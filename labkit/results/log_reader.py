@@ -1,4 +1,4 @@
-"""Reads an event log, as it grows or from a record; what it says at a moment is a snapshot."""
+"""A run that may still go on, and its log; what that says at a moment is a snapshot."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from labkit.process.notebook import in_notebook
-from labkit.results import privacy, saving
-from labkit.results.log_data import Events, LogData
-from labkit.stamps.events import FILE_NAME
+from labkit.results import saving
+from labkit.results.log_data import LogData
 from labkit.stamps.interrupts import held
-from labkit.stamps.record import Event, Tail, events_of, opened_record, record_file
+from labkit.stamps.record import events_of, opened_record, record_file
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 POLL_S = 0.05  # between two looks at a run that goes on
 
 Data = TypeVar("Data", bound=LogData)
-Live = TypeVar("Live", bound=type)
 
 
 class Process(Protocol):
@@ -45,9 +43,19 @@ class Process(Protocol):
 
 
 class LiveResult(Generic[Data]):
-    """A run that may still go on, and its log. It can be waited for, ended and saved."""
+    """A run that may still go on, and its log. It can be waited for, ended and saved.
+
+    Each name that a live class takes over from its `KIND` of data is that of the data of now.
+    """
 
     KIND: type[Data]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in dir(cls.KIND):
+            value = getattr(cls.KIND, name)
+            if not name.startswith("__") and getattr(cls, name) is value:
+                setattr(cls, name, property(attrgetter(f"data.{name}"), doc=value.__doc__))
 
     def __init__(self, path: Path, process: Process | None = None, recorded: bool = False):
         """Follow a run's folder, which `process` writes, or read a saved record."""
@@ -55,43 +63,22 @@ class LiveResult(Generic[Data]):
         self.recorded = recorded
         self._process = process
         self._reading = threading.Lock()  # a panel stops its run in another thread
-        self._events: dict[int | None, Events] = {None: Events()}  # by rank; None: the run's own
-        self._tails: dict[int | None, Tail] = {None: Tail(self.path / FILE_NAME)}
-        self._then: Data | None = None  # the last snapshot
-        if recorded:
-            self._take_in(events_of(path))
+        self._log = self.KIND(self.path, recorded=recorded)
+        for event in events_of(path) if recorded else ():
+            self._log.take_in(event)
+        self._then = self._log.as_of_now(alive=not recorded)  # the last snapshot
 
     @property
     def data(self) -> Data:
         """What its log says now: a snapshot, which stays as it is while the run goes on."""
         with self._reading:
             then = self._then
-            if then is not None and (self.recorded or (not then.alive and then.event("end"))):
+            if self.recorded or (not then.alive and then.event("end")):
                 return then  # nothing will follow
             alive = self._process is not None and self._process.alive()
-            is_new = not self.recorded and self._follow()
-            if is_new or then is None or alive != then.alive:
-                ranks = {rank: events.as_of_now() for rank, events in self._events.items()}
-                own = ranks.pop(None)
-                then = self.KIND(self.path, own, ranks, recorded=self.recorded, alive=alive)
-                self._then = then
-            return then
-
-    def _follow(self) -> bool:
-        """Take in what has been written since; return whether there was anything."""
-        spec = self._events[None].last.get("spec") or {}
-        for rank in range(spec.get("ranks") or 0):
-            self._tails.setdefault(rank, Tail(self.path / f"rank{rank}" / FILE_NAME))
-        counts = [self._take_in(tail.read(), rank) for rank, tail in self._tails.items()]
-        return any(counts)
-
-    def _take_in(self, events: Iterable[Event], rank: int | None = None) -> int:
-        """Take in events, each where it belongs; return how many there were."""
-        count = 0
-        for event in events:
-            self._events.setdefault(event.get("of_rank", rank), Events()).take_in(event)
-            count += 1
-        return count
+            if self._log.follow() or alive != then.alive:
+                self._then = self._log.as_of_now(alive)
+            return self._then
 
     def wait(self, each: Callable[[Self], object] | None = None) -> Self:
         """Block until the run has ended, calling `each(run)` as it grows. An interrupt stops it.
@@ -133,19 +120,14 @@ class LiveResult(Generic[Data]):
             self._process.join()  # the supervisor writes the last event once every process is gone
         return self
 
-    def save(
-        self, path: str | os.PathLike[str], overwrite: bool = False, anonymous: bool = False
-    ) -> Path:
+    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
         """Write the record to `path`: one file, packed where its name ends in .gz; return it.
 
-        A file that is not as labkit wrote it is replaced only with `overwrite`, else FileKept is
-        raised, which is a ValueError and an OSError. Where writing fails, the file that was there
-        stays. `anonymous` leaves out folders, the user's name, the names of other programs and what
-        errors say of items: for a record to share.
+        A file that is there is replaced only with `overwrite`, else FileKept is raised, which is a
+        ValueError and an OSError. Where writing fails, the file that was there stays.
         """
         path = Path(path)
-        is_there = path.exists() and os.path.samefile(record_file(self.path), path)
-        if is_there and not anonymous:
+        if path.exists() and os.path.samefile(record_file(self.path), path):
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as files:
@@ -153,7 +135,7 @@ class LiveResult(Generic[Data]):
             new = files.enter_context(saving.replacing(path, overwrite))
             if path.suffix == ".gz":
                 new = files.enter_context(gzip.GzipFile("", "wb", fileobj=new))
-            new.writelines(privacy.anonymous(old) if anonymous else old)
+            new.writelines(old)
             new.writelines(f"{line}\n".encode() for line in self.extra_lines())
         return path
 
@@ -163,22 +145,3 @@ class LiveResult(Generic[Data]):
 
     def __repr__(self) -> str:
         return repr(self.data)
-
-
-def read(kind: type[Data], path: Path) -> Data:
-    """Return what the folder of a run without ranks says now."""
-    events = Events()
-    for event in Tail(path / FILE_NAME).read():
-        events.take_in(event)
-    return kind(path, events)
-
-
-def follows_its_log(live: Live) -> Live:
-    """Let each name that a live class takes over from its data be that of the data of now."""
-    data: Any = live.KIND
-    for name in dir(data):
-        own = any(name in vars(each) for each in (live, LiveResult))
-        if not own and not name.startswith("__"):
-            doc = getattr(data, name).__doc__
-            setattr(live, name, property(attrgetter(f"data.{name}"), doc=doc))
-    return live

@@ -26,15 +26,13 @@ class Source:
 
     name: str  # what tables and snippets call it
     payload: bytes = field(repr=False)  # {name: part}
-    parts: tuple[str, ...]  # the names of all parts that were given
 
     @classmethod
     def of(cls, name: str, parts: Mapping[str, object], instead: str) -> Source:
         """Make a Source; ValueError names what cannot be sent, and what to do `instead`."""
-        sizes = {}
         for part_name, part in parts.items():
             try:
-                sizes[part_name] = len(dumped(part))
+                dumped(part)
             except Exception as error:  # whatever the user's objects raise
                 raise ValueError(
                     f"{part_name} ({type(part).__name__}) cannot be sent to a process of its own: "
@@ -44,10 +42,8 @@ class Source:
         payload = dumped(dict(parts))
         if len(payload) > MAX_BYTES:
             size = f"{len(payload) / 2**20:.0f} MiB (at most {MAX_BYTES // 2**20})"
-            largest = max(sizes, key=sizes.__getitem__)
-            what = f"what is sent to every run holds {size}, most of it the {largest}"
-            raise ValueError(f"{what}: {instead}.")
-        return cls(name, payload, tuple(parts))
+            raise ValueError(f"what is sent to every run holds {size}: {instead}.")
+        return cls(name, payload)
 
     def place(self, folder: Path) -> Order:
         """Write it into a run's folder, for its owner alone; return where it is found."""

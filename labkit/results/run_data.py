@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from labkit.bench.grid import NOISY
 from labkit.knobs import as_typed
 from labkit.results.device_peaks import Peak, peak
 from labkit.results.log_data import fact
-from labkit.results.readings import readings
+from labkit.results.readings import readings_of
 from labkit.results.run_log import RunLog
 from labkit.results.workers import LoaderWorkers
 from labkit.stamps.step_classes import split_steps, unevenness
@@ -26,9 +26,16 @@ HIDES = 0.05  # of wall time: fewer gaps than this within the busy time are not 
 # An MFU above this is none, and what looks like one between 1 and this counts as 1: 3x3 kernels on
 # 8x8 pixels, an eighth of whose products are with padding, and 10 %
 NO_PEAK = 1.25
-SLOW_START_S = 1.0  # a shorter start of the workers needs no word
-LEAST_SHOWN_MS = 0.05  # is 0.0 when printed
 BLOCKS = 5  # stretches of the run, whose throughputs are compared to judge its noise
+
+
+def _mean_of(classes: slice) -> Any:
+    """Return a property of a run: the mean time of some of a step's classes, ms."""
+
+    def mean(run: RunData) -> float | None:
+        return None if run.mean_ms is None else float(run.mean_ms[classes].sum())
+
+    return property(mean)
 
 
 class RunData(RunLog):
@@ -37,8 +44,8 @@ class RunData(RunLog):
     NUMBERS = (
         *RunLog.NUMBERS, "steps", "samples", "warmup", "utilization", "throughput", "step_ms",
         "wait_ms", "copy_ms", "compute_ms", "other_ms", "spread", "noisy", "no_events",
-        "compile_s", "startup_s", "peak_memory_gib", "energy_j", "mfu", "mbu", "not_applied",
-        "busy_at_least", "utilization_is_upper_bound", "padding", "queued_ms",
+        "peak_memory_gib", "energy_j", "mfu", "mbu", "not_applied",
+        "busy_at_least", "utilization_is_upper_bound", "padding",
     )  # fmt: skip
 
     @cached_property
@@ -46,18 +53,6 @@ class RunData(RunLog):
         """Steps left out of the statistics: those prefetched at the start, but at most a third."""
         wanted = self.fact_of("begin", "warmup", default=0)
         return max(1, min(wanted, self.steps // 3)) if self.steps else 0
-
-    @property
-    def startup_s(self) -> float | None:
-        """Seconds for which the loop waited for the first batch of each loader worker.
-
-        Nearly all of it is the start of the workers. None without workers, or before all began.
-        """
-        workers = self.pipeline.num_workers
-        asked, ready = self.host_ns[:workers, :2].T
-        if not workers or len(asked) < workers:
-            return None
-        return float((ready - asked).sum() / 1e9)
 
     @cached_property
     def warm_s(self) -> float:
@@ -109,20 +104,6 @@ class RunData(RunLog):
         watched_gpu = bool(self.watched) and self.machine.kind == "gpu" and not self.no_events
         return watched_gpu and not self._steps.has_device_times()
 
-    @cached_property
-    def queued_ms(self) -> float | None:
-        """Mean time from the host's issuing a step's compute to its start on the device, ms.
-
-        Long where the host is ahead of its device, and where something delays a launch. None where
-        the device's own times are not known, as on a CPU and of a watched loop.
-        """
-        measured = slice(self.warmup, self.steps)
-        started = self._steps.moments("busy_start", measured)
-        issued = self._steps.moments("copied", measured)
-        has_times = self.machine.kind == "gpu" and self._steps.has_device_times()
-        is_known = has_times and not self.watched  # of it only the batch's arrival is stamped
-        return float((started - issued).mean() / 1e6) if is_known and len(issued) else None
-
     @property
     def utilization_is_upper_bound(self) -> bool:
         """True where gaps between kernels may hide in `utilization`, unlike in `busy_at_least`."""
@@ -145,7 +126,7 @@ class RunData(RunLog):
         """Samples per second of wall time, warm-up excluded."""
         if self._wall_s is None:
             return None
-        return float(self._steps.numbers("n", slice(self.warmup, None)).sum() / self._wall_s)
+        return float(self._steps.moments("n", slice(self.warmup, None)).sum() / self._wall_s)
 
     # Share of a watched loop's tokens that is padding, 0 to 1; None where no batch held text
     padding: float | None = fact("padding", "share")
@@ -183,35 +164,23 @@ class RunData(RunLog):
         """The mean measured step by class (5,), ms; None before there is one."""
         return self._step_clock.mean_split(self.warmup) * 1e3 if self.steps > 1 else None
 
-    def _mean_of(self, first: int, behind: int) -> float | None:
-        """Return the mean time of the classes from `first` up to `behind`, ms."""
-        mean_ms = self.mean_ms
-        return None if mean_ms is None else float(mean_ms[first:behind].sum())
+    # Mean time from one step's end to the next, ms: its parts' sum
+    step_ms: float | None = _mean_of(slice(5))
 
-    @property
-    def step_ms(self) -> float | None:
-        """Mean time from one step's end to the next, ms: its parts' sum."""
-        return self._mean_of(0, 5)
-
-    @property
-    def wait_ms(self) -> float | None:
-        """Mean time a step's device stood still for its next batch, ms."""
-        return self._mean_of(0, 1)
+    # Mean time a step's device stood still for its next batch, ms
+    wait_ms: float | None = _mean_of(slice(1))
 
     @property
     def copy_ms(self) -> float | None:
         """Mean host-to-device copy, ms; None for a watched loop, which hides it."""
-        return None if self.watched else self._mean_of(1, 2)
+        mean_ms = self.mean_ms
+        return None if mean_ms is None or self.watched else float(mean_ms[1])
 
-    @property
-    def compute_ms(self) -> float | None:
-        """Mean of forward, backward, optimizer (a watched loop's body), ms."""
-        return self._mean_of(2, 3)
+    # Mean of forward, backward, optimizer (a watched loop's body), ms
+    compute_ms: float | None = _mean_of(slice(2, 3))
 
-    @property
-    def other_ms(self) -> float | None:
-        """Mean rest of a step, ms: launch gaps, host work between."""
-        return self._mean_of(3, 5)
+    # Mean rest of a step, ms: launch gaps, host work between
+    other_ms: float | None = _mean_of(slice(3, 5))
 
     @cached_property
     def spread(self) -> float | None:
@@ -226,9 +195,9 @@ class RunData(RunLog):
     @cached_property
     def energy_j(self) -> float | None:
         """Energy the card used while training, from its own counter; None where it has none."""
-        read = [event.get("energy_j") for _, event in readings(self)]
-        counts = [count for count in read if count is not None]
-        return counts[-1] - counts[0] if len(counts) > 1 else None
+        _, joules = readings_of(self, "energy_j")
+        counts = joules[np.isfinite(joules)]
+        return float(counts[-1] - counts[0]) if len(counts) > 1 else None
 
     # The loader
 
@@ -296,43 +265,24 @@ class RunData(RunLog):
         return as_typed(self.asked.changed()) or "defaults"
 
     @property
-    def numbers(self) -> str:
-        """The measured numbers in one line, with what was simulated rather than measured."""
-        if self.throughput is None:
-            return f"{self.steps} steps: too few to measure"
-        parts = f"step {self.step_ms:.1f} ms ({self._parts_text()})"
-        return "; ".join([f"{self.in_short}, {parts}", *self._remarks()])
-
-    @property
     def in_short(self) -> str:
         """The throughput and the utilization of a run that has them."""
         kind = self.machine.kind.upper()
         return f"{self.throughput:.0f} {self.unit}/s, {kind} busy {self.busy_text}"
 
-    def _parts_text(self) -> str:
-        """Return the parts of the mean step, ms."""
-        body = "loop body" if self.watched else "compute"
-        parts = {"wait": self.wait_ms, "copy": self.copy_ms, body: self.compute_ms}
-        if (self.other_ms or 0.0) >= LEAST_SHOWN_MS:
-            parts["other"] = self.other_ms
-        return ", ".join(f"{name} {ms:.1f}" for name, ms in parts.items() if ms is not None)
-
-    def _remarks(self) -> list[str]:
-        """Return what else a reader of the numbers has to know."""
-        remarks = []
-        if self.mfu_text:
-            remarks.append(f"{self.mfu_text} of {self.peak}")
-        if self.padding:
-            remarks.append(f"padding {self.padding:.0%}")
-        if (self.startup_s or 0.0) > SLOW_START_S:
-            remarks.append(f"the loop waited {self.startup_s:.1f} s for its workers to start")
-        if self.no_events:
-            how = "timed on the host's clock, waiting for each step"
-            remarks.append(f"{how}: {self.no_events}")
-        if self.is_cut_short:
-            remarks.append(f"no more than the first {self.steps:,} steps are recorded")
-        if self.pipeline.simulated_delay:
-            remarks.append(f"simulated delay: {self.pipeline.simulated_delay}")
-        if self.spread is not None and self.noisy:
-            remarks.append(noise(self.spread))
-        return remarks
+    @property
+    def numbers(self) -> str:
+        """The measured numbers in one line, with what was simulated rather than measured."""
+        if self.throughput is None:
+            return f"{self.steps} steps: too few to measure"
+        means = {name: getattr(self, f"{name}_ms") for name in ("wait", "copy", "compute", "other")}
+        parts = ", ".join(f"{name} {ms:.1f}" for name, ms in means.items() if ms is not None)
+        said = [
+            f"{self.in_short}, step {self.step_ms:.1f} ms ({parts})",
+            self.mfu_text and f"{self.mfu_text} of {self.peak}",
+            self.no_events and f"timed on the host's clock: {self.no_events}",
+            self.is_cut_short and f"no more than the first {self.steps:,} steps are recorded",
+            self.pipeline.simulated_delay and f"simulated delay: {self.pipeline.simulated_delay}",
+            self.noisy and noise(self.spread or 0.0),
+        ]
+        return "; ".join(filter(None, said))

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from labkit.instruments.growth import Grown
 from labkit.quotas import GIB
-from labkit.results.log_data import LogData, fact, series
+from labkit.results.log_data import LogData, fact
 from labkit.results.watched_pipeline import Watched, pipeline_of
-from labkit.spec import PX, STEPS, Pipeline
+from labkit.spec import Pipeline
 from labkit.stamps.record import Event
 from labkit.stamps.step_classes import StepClock
-from labkit.stamps.steps import HOST, MOMENTS, STAMPS, Steps
+from labkit.stamps.steps import ALL, HOST, MOMENTS, STAMPS
 
 MOST_NAMED = 3  # of the programs that ran beside it
-CPU_VALUES = {"image_px": PX, "steps": STEPS}  # in older logs of a CPU, for what was automatic
+
+
+def series(name: str) -> Any:
+    """Return a property of a log: all events of a name."""
+    return property(lambda log: log.all(name))
 
 
 class RunLog(LogData):
@@ -31,18 +34,15 @@ class RunLog(LogData):
     @cached_property
     def asked(self) -> Pipeline | Watched:
         """The pipeline that was asked for; of a watched loop, what is known of it."""
-        return self._pipeline("spec")
+        return self._pipeline(self.fact_of("spec", "pipeline", default={}))
 
     @cached_property
     def pipeline(self) -> Pipeline | Watched:
         """The pipeline that ran, with every automatic value filled in."""
-        return self._pipeline("job" if self.event("job") else "spec")
+        job = self.fact_of("job", "pipeline")
+        return self.asked if job is None else self._pipeline(job)
 
-    def _pipeline(self, event: str) -> Pipeline | Watched:
-        knobs = self.fact_of(event, "pipeline", default={})
-        if event == "spec" and self.machine.kind == "cpu":
-            automatic = {name for name, value in CPU_VALUES.items() if knobs.get(name) == value}
-            knobs = knobs | dict.fromkeys(automatic)
+    def _pipeline(self, knobs: dict[str, Any]) -> Pipeline | Watched:
         return Watched.of(self.watched, knobs) if self.watched else pipeline_of(knobs)
 
     # The type of the loader that `lk.watch` looked at; None for our own runs
@@ -63,10 +63,6 @@ class RunLog(LogData):
     # Its steps
 
     @property
-    def _steps(self) -> Steps:
-        return self.events.steps
-
-    @property
     def steps(self) -> int:
         """Steps in the log, warm-up included: all, unless it `is_cut_short`."""
         return len(self._steps)
@@ -82,22 +78,22 @@ class RunLog(LogData):
     @property
     def samples(self) -> int:
         """Samples trained on, warm-up included."""
-        return int(self._steps.numbers("n").sum())
+        return int(self._steps.moments("n").sum())
 
     @property
     def loss(self) -> list[float]:
         """The loss of every step; NaN where it was not finite."""
-        return self._steps.losses()
+        return self._steps.moments("loss").tolist()
 
     @property
     def thread_s(self) -> np.ndarray:
         """CPU time of the computing thread per step (steps,), s; NaN if unknown."""
-        return self._steps.numbers("cpu") / 1e9
+        return self._steps.moments("cpu") / 1e9
 
     @property
     def batch_bytes(self) -> np.ndarray:
         """Bytes of the arrays in each step's batch (steps,); NaN if unknown."""
-        return self._steps.numbers("bytes")
+        return self._steps.moments("bytes")
 
     # The number format of most of what a watched loop trains, as "float32"; None: unknown
     weights_dtype: str | None = fact("job", "weights_dtype")
@@ -114,7 +110,7 @@ class RunLog(LogData):
 
         On the machine's clock; NaN where a step exchanged none.
         """
-        return np.column_stack([self._steps.numbers(name) for name in MOMENTS["comm"]])
+        return self._steps.table(MOMENTS["comm"], ALL)
 
     # What was seen beside them
 
@@ -124,22 +120,14 @@ class RunLog(LogData):
 
         On Apple's GPU, which reports no peak, what its driver held in the end.
         """
-        peak_bytes = self.fact_of("memory", "peak_bytes", default=0)
-        return peak_bytes / GIB or None
+        return self.fact_of("memory", "peak_bytes", default=0) / GIB or None
 
     # Why a device was timed on the host's clock, and the loop waited for each step. None where the
     # device's own events timed it, or on a CPU
     no_events: str | None = fact("clock", "why")
 
-    # Time torch.compile took, s; None for an eager run
-    compile_s: float | None = fact("compiled", "seconds")
-
     # The instruments' samples, each with `t_ns`; gaps are None
     telemetry: list[Event] = series("telemetry")
-
-    def packed(self, name: str) -> Iterator[Event]:
-        """Return the "items" or the "lines": what the loader's processes and samplers wrote."""
-        return map(json.loads, self.events.all[name])
 
     # The passes over a watched loader as they began: `n`, `step` and `began` (ns)
     passes_begun: list[Event] = series("epoch")
@@ -151,9 +139,6 @@ class RunLog(LogData):
 
     # The passes over a watched loader as they ended: `n`, `began`, `ended` (ns), `trains`
     passes_ended: list[Event] = series("pass")
-
-    # The checkpoints that a watched script wrote: `began`, `ended` (ns)
-    saves: list[Event] = series("saved")
 
     # Why no stack was sampled; None where some were, or may still be
     no_lines: str | None = fact("no_lines", "why")
@@ -167,14 +152,15 @@ class RunLog(LogData):
     def _programs(self, event: str) -> list[str]:
         """Return the other programs that such events name, as "python (pid 123)"; busiest first."""
         cores = Counter()
-        for process in (each for found in self.events.all[event] for each in found["processes"]):
-            cores[f"{process['name']} (pid {process['pid']})"] += process.get("cores") or 0
-        return [name for name, _ in cores.most_common()]
+        for found in self.all(event):
+            for process in found["processes"]:
+                cores[f"{process['name']} (pid {process['pid']})"] += process.get("cores") or 0
+        return [name for name, _ in cores.most_common(MOST_NAMED)]
 
     @property
     def beside(self) -> list[str]:
         """The other programs that used most of the cores meanwhile, as "python (pid 123)"."""
-        return self._programs("beside")[:MOST_NAMED]
+        return self._programs("beside")
 
     @property
     def on_the_card(self) -> list[str]:

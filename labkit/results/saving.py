@@ -1,13 +1,8 @@
-"""Writing files for the user: whole or not at all, and never in the place of anybody's work.
-
-A file is replaced unasked only if it is, to the byte, what labkit wrote once, or writes now: a list
-of digests in the cache folder tells.
-"""
+"""Writing files for the user: whole or not at all, and never unasked in the place of another."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import secrets
 import shutil
@@ -15,33 +10,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from labkit.process import folders
-from labkit.stamps.folder_rights import is_owned, private, text_of
+from labkit.stamps.folder_rights import is_owned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WRITTEN = "written"  # in the cache folder: the digest of each file, on a line
 FIGURES = (".png", ".svg", ".pdf")
 
 
 class FileKept(FileExistsError, ValueError):
-    """A file with anybody's work in it is not replaced unasked; the message names the remedy."""
+    """A file that is there is not replaced unasked; the message names the remedy."""
 
 
-def check(path: str | os.PathLike[str], overwrite: bool, new: str | None = None) -> None:
-    """Raise FileKept where `path` is a file that is not as labkit wrote it.
-
-    `new` is the digest of what is written now.
-    """
-    path = Path(path)
-    if overwrite or not path.is_file() or path.stat().st_size == 0:
-        return
-    known = text_of(folders.home() / WRITTEN).split()
-    if _digest(path) not in (new, *known):
+def check(path: str | os.PathLike[str], overwrite: bool) -> None:
+    """Raise FileKept where `path` is a file with anything in it."""
+    if not overwrite and os.path.isfile(path) and os.path.getsize(path):
         raise FileKept(
             f"{path} is there already and not as labkit wrote it: give another name, or replace it "
-            "with overwrite=True (in the terminal: --force)."
+            "with overwrite=True."
         )
 
 
@@ -52,6 +38,7 @@ def replacing(path: str | os.PathLike[str], overwrite: bool = False) -> Iterator
     Otherwise, on a full disk or an interrupt, what was at `path` stays as it was. Raises FileKept
     where `check` does, OSError where nothing can be written.
     """
+    check(path, overwrite)
     if os.path.islink(path) and not is_owned(os.lstat(path)):
         raise FileKept(f"{path} is a link that another user made: give another name.")
     path = Path(os.path.realpath(path))  # a link of one's own stays one
@@ -59,19 +46,11 @@ def replacing(path: str | os.PathLike[str], overwrite: bool = False) -> Iterator
     try:
         with open(unfinished, "xb") as file:
             yield file
-        digest = _digest(unfinished)
-        check(path, overwrite, digest)
-        with (  # where it cannot be noted, it is asked about another time
-            contextlib.suppress(OSError),
-            open(folders.home() / WRITTEN, "a", opener=private) as ledger,
-        ):
-            ledger.write(f"{digest}\n")
         if path.exists():
             shutil.copymode(path, unfinished)
         os.replace(unfinished, path)
-    except BaseException:
+    finally:
         unfinished.unlink(missing_ok=True)
-        raise
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str], overwrite: bool) -> Path:
@@ -90,7 +69,3 @@ def save_text(path: str | os.PathLike[str], text: str, overwrite: bool = False) 
     with replacing(path, overwrite) as file:
         file.write(text.encode())
     return Path(path)
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

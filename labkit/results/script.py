@@ -19,37 +19,22 @@ from labkit.results.run_data import RunData
 from labkit.results.templates import template
 from labkit.spec import GRAPH_MODES, KNOBS, LOADER_KNOBS, PYTORCH_PREFETCH, Pipeline, automatic
 
-CARD = "background:#f8f8f8; color:#222; padding:0.6em; overflow-x:auto; line-height:1.35"
 WIDTH = 100  # columns of a line at most
 INDENT = 4  # before the statements of main()
 
 
 class Script(str):
-    """Plain PyTorch code: a string that prints as code, here and in a notebook."""
-
-    @property
-    def is_diff(self) -> bool:
-        """Whether it is a unified diff of two scripts."""
-        return self.startswith("---")
+    """Plain PyTorch code: a string that prints as code."""
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
         """Write the code to a file, such as "train.py"; return its path.
 
-        A file that is not as labkit wrote it is replaced only with `overwrite`, else FileKept is
-        raised.
+        A file that is there is replaced only with `overwrite`, else FileKept is raised.
         """
         return saving.save_text(path, self, overwrite)
 
     def __repr__(self) -> str:
         return str(self).rstrip("\n")
-
-    def _repr_html_(self) -> str:
-        from pygments import highlight  # it comes with IPython
-        from pygments.formatters import HtmlFormatter
-        from pygments.lexers import DiffLexer, PythonLexer
-
-        lexer = DiffLexer() if self.is_diff else PythonLexer()
-        return highlight(self, lexer, HtmlFormatter(noclasses=True, cssstyles=CARD))
 
 
 def script(what: Pipeline | RunData, *, before: Pipeline | RunData | None = None) -> Script:
@@ -72,19 +57,18 @@ def script(what: Pipeline | RunData, *, before: Pipeline | RunData | None = None
         return _difference(_as_asked(before), _as_asked(what))
     if isinstance(what, RunData):
         here = what.machine
-        job = what.pipeline.to_dict()
-        left_out = what.not_applied
+        job, left_out = what.pipeline.to_dict(), what.not_applied
     else:
         here = machine()
         is_here = asked.device == "auto" or here.device.startswith(asked.device)
-        facts = vars(here) if is_here else {"device": asked.device}
-        found, left_out = resolve_config(asked.to_dict(), facts)
+        found, left_out = resolve_config(
+            asked.to_dict(), vars(here) if is_here else {"device": asked.device}
+        )
         job = vars(found)
     about = f"What {asked!r} does on {job['device']}."
     for name, why in left_out.items():
         about += f" Left out: {name} ({why})."
-    threads = here.threads if job["device"] == "cpu" else None
-    return Script(whole_script(job, threads, about))
+    return Script(whole_script(job, here.threads if job["device"] == "cpu" else None, about))
 
 
 def _asked(what: Pipeline | RunData) -> Pipeline:
@@ -92,17 +76,22 @@ def _asked(what: Pipeline | RunData) -> Pipeline:
     asked = getattr(what, "asked", what)
     if isinstance(asked, Pipeline):
         return asked
-    raise ValueError(
-        f"lk.script({type(what).__name__}): give a Pipeline, or the Run of one; for a "
-        "loader of your own, lk.tune(loader).script() writes its DataLoader."
-    )
+    raise ValueError(f"lk.script({type(what).__name__}): give a Pipeline, or the Run of one.")
 
 
 def _as_asked(what: Pipeline | RunData) -> Settings:
     """Return the knobs that were asked for; of a Run, those left open as they then were."""
     asked = _asked(what).to_dict()
-    found = what.pipeline.to_dict() if isinstance(what, RunData) else asked
-    return {name: found[name] if value is None else value for name, value in asked.items()}
+    found = what.pipeline.to_dict() if isinstance(what, RunData) else {}
+    return found | {name: value for name, value in asked.items() if value is not None}
+
+
+def _difference(before: Settings, after: Settings) -> Script:
+    """Return the lines that change, as a unified diff."""
+    old, new = (_any_device(each).splitlines() for each in (before, after))
+    names = ("before/train.py", "after/train.py")
+    text = "\n".join(difflib.unified_diff(old, new, *names, lineterm="", n=1))
+    return Script(f"{text or '# nothing changed'}\n")
 
 
 def whole_script(job: Settings, threads: int | None, about: str) -> str:
@@ -110,25 +99,15 @@ def whole_script(job: Settings, threads: int | None, about: str) -> str:
 
     ValueError names the knob that cannot be written.
     """
-    for name in ("width", "depth"):
-        if job[name] is None:
-            raise ValueError(
-                f"{name}=None is chosen for the device that the script is for, which is not here: "
-                "state width and depth, or give lk.script a Run that was measured on it."
-            )
+    if job["width"] is None or job["depth"] is None:
+        raise ValueError(
+            "width=None is chosen for the device that the script is for, which is not here: state "
+            "width and depth, or give lk.script a Run that was measured on it."
+        )
     # the steps of prefetched batches are left out of the throughput, or a third
     prefetched = job["num_workers"] * (job["prefetch_factor"] or PYTORCH_PREFETCH)
     warmup = max(1, min(max(3, prefetched), job["steps"] // 3))
     return _filled(job, threads, warmup, textwrap.fill(about, WIDTH - 1))
-
-
-def _difference(before: Settings, after: Settings) -> Script:
-    """Return the lines that change, as a unified diff."""
-    old, new = (script_for_any_device(each).splitlines() for each in (before, after))
-    names = ("before/train.py", "after/train.py")
-    text = "\n".join(difflib.unified_diff(old, new, *names, lineterm="", n=1))
-    none = "nothing changed" if before == after else "these knobs are not in the script"
-    return Script(f"{text}\n" if text else f"# {none}\n")
 
 
 def changed_lines(before: Settings, after: Settings) -> str:
@@ -142,15 +121,15 @@ def changed_lines(before: Settings, after: Settings) -> str:
 
 def loader_line(knobs: Settings) -> str:
     """Return the statement that makes a pipeline's loader; `knobs` as in `changed_lines`."""
-    return f"loader = {_loader_call(_filled_in(knobs))}"
+    return f"loader = {_loader_call(_with_defaults(knobs))}"
 
 
-def script_for_any_device(knobs: Settings) -> str:
+def _any_device(knobs: Settings) -> str:
     """Return a script in which only the knobs are stated, for a GPU or a CPU alike."""
-    return _filled(_filled_in(knobs), None, warmup=3, about="")
+    return _filled(_with_defaults(knobs), None, warmup=3, about="")
 
 
-def _filled_in(knobs: Settings) -> Settings:
+def _with_defaults(knobs: Settings) -> Settings:
     """Return every knob, those that are missing or None with their defaults."""
     job = {name: knob.default for name, knob in KNOBS.items()}
     job |= {name: value for name, value in knobs.items() if value is not None}
@@ -159,16 +138,15 @@ def _filled_in(knobs: Settings) -> Settings:
 
 def _statements(knobs: Settings) -> list[str]:
     """Return what a pipeline's script sets up, and what its loop does, statement by statement."""
-    code = script_for_any_device(knobs)
+    code = _any_device(knobs)
     body = ast.parse(code).body
-    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
-    (main,) = (node.body for node in functions if node.name == "main")
+    main = {node.name: node.body for node in body if isinstance(node, ast.FunctionDef)}["main"]
     (loop,) = (node for node in main if isinstance(node, ast.For))
-    found = [node for node in body if isinstance(node, ast.Assign)]
-    found += main[: main.index(loop)] + loop.body
+    nodes = [node for node in body if isinstance(node, ast.Assign)]
+    nodes += main[: main.index(loop)] + loop.body
     lines = code.split("\n")
-    texts = ["\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in found]
-    return [textwrap.dedent(text) for text in texts]
+    texts = ("\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in nodes)
+    return list(map(textwrap.dedent, texts))
 
 
 def _filled(job: Settings, threads: int | None, warmup: int, about: str) -> str:

@@ -43,9 +43,8 @@ class Rule(NamedTuple):
 
 def is_sound(event: object) -> bool:
     """Return whether a line is an event, with what readers rely on as the table has it."""
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-        return False
-    return fits(event, event["event"])
+    name = event.get("event") if isinstance(event, dict) else None
+    return isinstance(name, str) and fits(event, name)
 
 
 def fits(values: object, shape: str) -> bool:
@@ -53,14 +52,14 @@ def fits(values: object, shape: str) -> bool:
 
     What the table has by position is a list, everything else an object.
     """
-    rules, required = _shapes().get(shape) or _shapes()["event"]
+    rules = _shapes().get(shape) or _shapes()["event"]
     if isinstance(values, list):
         values = {str(place): value for place, value in enumerate(values)}
     elif not isinstance(values, dict) or "0" in rules:
         return False
-    others = rules.get("*")
-    return required <= values.keys() and all(
-        _keeps(rules.get(key, others), value) for key, value in values.items()
+    missing = (rules[key] for key in rules.keys() - values.keys())
+    return all(rule.optional for rule in missing) and all(
+        _keeps(rules.get(key) or rules.get("*"), value) for key, value in values.items()
     )
 
 
@@ -76,28 +75,22 @@ def _keeps(rule: Rule | None, value: Any) -> bool:
     kind, _, least, most, of = rule
     if kind not in TYPES:
         return fits(value, kind)
-    if not isinstance(value, TYPES[kind]):
+    is_flag = isinstance(value, bool)
+    if not isinstance(value, TYPES[kind]) or (is_flag and kind not in ("flag", "any")):
         return False
-    if isinstance(value, bool):
-        return kind in ("flag", "any")
     size = len(value) if isinstance(value, (str, list, dict)) else value
-    if not least <= size <= most:  # nor is NaN
-        return False
     held: Any = value.values() if isinstance(value, dict) else value
-    return of is None or all(_keeps(of, each) for each in held)
+    in_bounds = least <= size <= most  # not NaN
+    return in_bounds and (of is None or all(_keeps(of, each) for each in held))
 
 
 @functools.cache
-def _shapes() -> dict[str, tuple[dict[str, Rule], set[str]]]:
-    """Return the rule of each key of each event and each part of one, and the keys it must have."""
+def _shapes() -> dict[str, dict[str, Rule]]:
+    """Return the rule of each key of each event, and of each part of one."""
     rules: dict[str, dict[str, Rule]] = defaultdict(dict)
     for row in csv.DictReader(TABLE.read_text(encoding="utf-8").splitlines()):
         rules[row["event"]][row["key"]] = _rule(row["what"], row["least"], row["most"])
-    shapes = {shape: own if "0" in own else rules["event"] | own for shape, own in rules.items()}
-    return {
-        shape: (own, {key for key, rule in own.items() if not rule.optional})
-        for shape, own in shapes.items()
-    }
+    return {shape: own if "0" in own else rules["event"] | own for shape, own in rules.items()}
 
 
 def _rule(what: str, least: str = "", most: str = "") -> Rule:

@@ -73,7 +73,7 @@ class EventLog:
 
     def waiting(self, name: str) -> None:
         """Write what the run waits for before it can begin."""
-        self.write("stage", name=name, done=None, total=None, waiting=True)
+        self.write("stage", name=name, waiting=True)
 
     def write_line(self, line: str) -> None:
         """Append one finished line of JSON, or several."""
@@ -97,7 +97,7 @@ class EventLog:
         try:
             with self._opened() as file:
                 while written < len(data):
-                    written += os.write(file.fileno(), data[written:])
+                    written += file.write(data[written:]) or 0
             self._kept = b""
         except OSError as error:
             if signal_of(error) is not None:

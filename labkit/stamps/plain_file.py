@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PIECE = 2**18  # bytes read at a time
 PACKED_PIECE = 2**14  # and of what may unpack to many times as much
 MAX_RATIO = 200  # real traces pack to a thirtieth, a bomb to a thousandth
+NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 GZIP = b"\x1f\x8b"  # a gzip file begins so, whatever its name says
 WITH_GZIP_HEADER = 31  # for zlib
 BROKEN = (OSError, EOFError, zlib.error)  # what reading one raises
@@ -29,35 +30,30 @@ class Unreadable(OSError):
 
 def opened(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Open a plain file to read, without waiting for anybody; OSError where it is another kind."""
-    file = open(path, "rb", opener=_without_waiting)
+    file = open(path, "rb", opener=lambda path, flags: os.open(path, flags | NO_WAIT))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise Unreadable("it is not a regular file")
     return file
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
 def unpacked(path: str | os.PathLike[str], most: int) -> io.BufferedReader:
-    """Open a plain file to read what it holds now, unpacked, which is at most `most` bytes."""
+    """Open a plain file to read what it holds, unpacked, which is at most `most` bytes."""
     file = opened(path)
     return io.BufferedReader(Unpacked(file, os.fstat(file.fileno()).st_size, most), PIECE)
 
 
 class Unpacked(io.RawIOBase):
-    """The next `size` bytes of a stream, unpacked where they are gzip; at most `most` of them."""
+    """A stream of `size` bytes, unpacked where they are gzip; at most `most` come out of it."""
 
     def __init__(self, stream: io.BufferedReader, size: int, most: int):
-        """Read `stream` from where it is; it is closed with this."""
+        """Read `stream` from its start; it is closed with this."""
         self._stream = stream
-        self._left = size
         self._most = most
-        self._read = self._given = 0  # bytes
-        self._is_packed = size > len(GZIP) and stream.peek(len(GZIP)).startswith(GZIP)
-        self._inflate = zlib.decompressobj(WITH_GZIP_HEADER)
-        if size > most and not self._is_packed:
+        self._given = 0  # bytes
+        is_packed = stream.peek(len(GZIP)).startswith(GZIP)
+        self._inflate = zlib.decompressobj(WITH_GZIP_HEADER) if is_packed else None
+        if size > most and not is_packed:
             raise self._too_large()
 
     def _too_large(self) -> Unreadable:
@@ -70,7 +66,13 @@ class Unpacked(io.RawIOBase):
     def readinto(self, buffer: WriteableBuffer) -> int:
         """Fill a buffer, as RawIOBase asks for it."""
         room = memoryview(buffer)
-        piece = self._inflated(len(room)) if self._is_packed else self._stored(len(room))
+        inflate = self._inflate
+        piece = self._inflated(inflate, len(room)) if inflate else self._stream.read(len(room))
+        self._given += len(piece)
+        if self._given > self._most:
+            raise self._too_large()
+        if inflate and self._given > MAX_RATIO * self._stream.tell():
+            raise Unreadable(f"it unpacks to more than {MAX_RATIO} times its size")
         room[: len(piece)] = piece
         return len(piece)
 
@@ -79,27 +81,14 @@ class Unpacked(io.RawIOBase):
         self._stream.close()
         super().close()
 
-    def _stored(self, most: int) -> bytes:
-        """Return the next bytes as they are stored; of a file that was cut short b""."""
-        piece = self._stream.read(min(most, self._left))
-        self._left -= len(piece)
-        self._read += len(piece)
-        return piece
-
-    def _inflated(self, most: int) -> bytes:
+    def _inflated(self, inflate: zlib._Decompress, most: int) -> bytes:
         """Return the next bytes that they unpack to; b"" at the end."""
-        inflate = self._inflate
         piece = b""
         while not piece and not inflate.eof:
-            packed = inflate.unconsumed_tail or self._stored(PACKED_PIECE)
+            packed = inflate.unconsumed_tail or self._stream.read(PACKED_PIECE)
             piece = inflate.decompress(packed, most)
             if not packed and not piece:
                 raise EOFError("it is cut short")
-        self._given += len(piece)
-        if self._given > self._most:
-            raise self._too_large()
-        if self._given > MAX_RATIO * self._read:
-            raise Unreadable(f"it unpacks to more than {MAX_RATIO} times its size")
-        if inflate.eof and (inflate.unused_data + self._stored(1)).strip(b"\0"):
+        if inflate.eof and (inflate.unused_data + self._stream.read(1)).strip(b"\0"):
             raise Unreadable("it is several gzip files in one")
         return piece

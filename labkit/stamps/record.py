@@ -6,6 +6,8 @@ and what readers rely on is checked (`labkit.stamps.event_shapes`).
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import re
@@ -29,6 +31,7 @@ LEAST_VALUES = 16  # that a line counts for
 MAX_VALUES = 200_000 * LEAST_VALUES  # in lines that are not steps: twice the longest watched loop's
 LONG = 2**14  # bytes of a line in which a text may be too long
 HEAD = b'{"event":'
+HEAD_EVENTS = 20  # of a record: its spec and its machine are among them
 # In a line of JSON: an escape, or bytes of UTF-8, either of which may be what `one_line` replaces
 MAY_STEER = re.compile(rb"\\[ubfrnt]|[\x7f-\xff]")
 OF_LINES = ("message", "traceback", "error")  # keys whose text may have several lines
@@ -59,18 +62,13 @@ class Tail:
     def read(self) -> list[Event]:
         """Return the events since the last call; lines that are no event are skipped."""
         events = []
-        try:
-            with opened(self.path) as file:
-                end = os.fstat(file.fileno()).st_size  # a quick writer would not let go of a reader
-                file.seek(self.place)
-                while self.place < end and (line := _next_line(file)):
-                    self.place += len(line)
-                    try:
-                        events.append(event_on(line))
-                    except NoEvent:
-                        continue
-        except (FileNotFoundError, Unreadable):
-            pass
+        with contextlib.suppress(FileNotFoundError, Unreadable), opened(self.path) as file:
+            end = os.fstat(file.fileno()).st_size  # a quick writer would not let go of a reader
+            file.seek(self.place)
+            while self.place < end and (line := _next_line(file)):
+                self.place += len(line)
+                with contextlib.suppress(NoEvent):
+                    events.append(event_on(line))
         return [event for event in events if event]
 
 
@@ -104,6 +102,15 @@ def events_of(path: str | os.PathLike[str]) -> Iterator[Event]:
     except BROKEN as error:
         said = one_line(str(error))
         raise RecordError(f"{where}: cannot be read ({said}); give a run's record.") from None
+
+
+def head_of(path: str | os.PathLike[str]) -> dict[str, Event]:
+    """Return the first event of each name in a record's head; {} where it is no record."""
+    found: dict[str, Event] = {}
+    with contextlib.suppress(RecordError):
+        for event in itertools.islice(events_of(path), HEAD_EVENTS):
+            found.setdefault(event["event"], event)
+    return found
 
 
 def _next_line(stream: BufferedReader) -> bytes:

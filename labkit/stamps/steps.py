@@ -1,6 +1,6 @@
 """Events of which there are many, in little memory.
 
-A step is a row of whole numbers: about 60 bytes, where its event as objects takes 1 kB.
+A step is a row of numbers: about 60 bytes, where its event as objects takes 1 kB.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ALL = slice(None)
 # Moments of the host, ns: it asks for a batch, has it, has issued its copy, has issued the compute;
 # on a CPU the copy and the compute are over then
 HOST = ("asked", "ready", "copied", "done")
-COUNTS = ("n", "cpu", "bytes")  # keys of an event that hold a number
+NUMBERS = ("n", "cpu", "bytes", "loss")  # keys of an event that hold a number
 MOMENTS = {  # {key of an event: the columns of the numbers that it may hold}
     "t": HOST,
     "copy": ("copy_start", "copy_end"),
@@ -33,60 +33,51 @@ SAME_MOMENT = {  # where a step has no times of a device, it worked while the ho
 }
 BUSY = MOMENTS["busy"]  # the device computes from the one to the other
 STAMPS = ("asked", "ready", *MOMENTS["copy"], *BUSY)  # the columns of `Run.stamps`
-MISSING = -(2**63)  # less than any number in an event
 
 
 class Steps:
-    """The `step` events in order, in columns: those that every step has, and those that came."""
+    """The `step` events in order, in columns of numbers; NaN is a gap.
+
+    A float holds every ns of 100 days, as which the machine's clock counts from its start.
+    """
 
     def __init__(self) -> None:
-        self._columns = {name: array("q") for name in ("n", *HOST)}
-        self._losses = array("d")
-        self._length: int | None = None  # of a moment that is past
+        self._columns: dict[str, array[float]] = {}
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._losses) if self._length is None else self._length  # the last to grow
+        return self._count
 
     def as_of_now(self) -> Steps:
         """Return the steps so far, in the same memory: those that follow do not show in them."""
         now = copy.copy(self)
-        now._length = len(self)
         now._columns = dict(self._columns)
         return now
 
     def append(self, event: Event) -> None:
         """Take in a `step` event that has been checked."""
-        row = {name: event[name] for name in COUNTS if event.get(name) is not None}
+        row = {name: event[name] for name in NUMBERS if event.get(name) is not None}
         for key, names in MOMENTS.items():
             row.update(zip(names, event.get(key) or (), strict=False))
         for name in row.keys() - self._columns.keys():
-            self._columns[name] = array("q", [MISSING]) * len(self)
+            self._columns[name] = array("d", [math.nan]) * self._count
         for name, column in self._columns.items():
-            column.append(row.get(name, MISSING))
-        loss = event.get("loss")
-        self._losses.append(math.nan if loss is None else loss)
+            column.append(row.get(name, math.nan))
+        self._count += 1
 
     def moments(self, name: str, rows: slice = ALL) -> np.ndarray:
-        """Return a column (rows,) int64; of a device's moment that is missing, the host's."""
-        known = range(len(self))[rows]
-        values = np.full(len(known), MISSING)
-        if name in self._columns:  # a slice is a copy: what lends its memory cannot grow
-            values = np.array(self._columns[name][known.start : known.stop])
+        """Return a column (rows,); of a device's moment that is missing, the host's."""
+        known = range(self._count)[rows]
+        column = self._columns.get(name, array("d"))
+        # a slice is a copy: what lends its memory cannot grow
+        values = np.full(len(known), math.nan)
+        values[: len(column)] = column[known.start : known.stop]
         if name in SAME_MOMENT:
-            values = np.where(values == MISSING, self.moments(SAME_MOMENT[name], rows), values)
+            values = np.where(np.isnan(values), self.moments(SAME_MOMENT[name], rows), values)
         return values
 
-    def numbers(self, name: str, rows: slice = ALL) -> np.ndarray:
-        """Return a column (rows,) that is no device's moment, float64: NaN is a gap."""
-        values = self.moments(name, rows)
-        return np.where(values == MISSING, math.nan, values)
-
-    def losses(self) -> list[float]:
-        """Return the loss of every step: NaN where it was not finite."""
-        return self._losses[: len(self)].tolist()
-
     def table(self, names: Iterable[str], rows: slice) -> np.ndarray:
-        """Return several columns of `moments` (rows, names) int64, ns on the log's clock."""
+        """Return several columns of `moments` (rows, names), ns on the log's clock."""
         return np.column_stack([self.moments(name, rows) for name in names])
 
     def has_device_times(self) -> bool:

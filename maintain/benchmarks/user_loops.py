@@ -26,7 +26,8 @@ from pathlib import Path
 
 from paired import rows_of
 
-from labkit.results.privacy import anonymous
+from labkit.results.privacy import for_others
+from labkit.text import with_texts
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 COMMENT = re.compile(r" *#.*")
@@ -44,7 +45,8 @@ def watch(name: str, text: str) -> dict:
     found = json.loads(done.stdout)
     if folder := os.environ.get("WATCHED_RECORDS"):
         lines = Path(found["record"], "events.jsonl").read_bytes().splitlines()
-        kept = gzip.compress(b"".join(anonymous(lines)), mtime=0)
+        events = [with_texts(json.loads(line), for_others, str) for line in lines]
+        kept = gzip.compress("\n".join(map(json.dumps, events)).encode(), mtime=0)
         Path(folder, f"{Path(name).stem}.jsonl.gz").write_bytes(kept)
     return found
 
