@@ -138,7 +138,7 @@ def _is_number(column: pandas.Series) -> bool:
 def notes_of(drawn: pandas.DataFrame, y: str) -> list[str]:
     """Return what stands below the axes: where it was measured, and what has no number, and why."""
     notes = [*drawn.loc[~drawn["is_beside"], "origin"].unique()]
-    gaps = drawn[drawn["y"].isna()]
+    gaps = drawn.loc[drawn["y"].isna()]
     if len(gaps):
         told = gaps[["label", "x", "error"]].astype(str)
         notes.append(f"no {y}: {', '.join(' '.join(row).strip() for row in told.values)}")
