@@ -294,7 +294,7 @@ def launch(
 
     Args:
         spec: A Pipeline, a Grid, Distributed ranks.
-        fault: Planted in the bench (`labkit.bench.planted_fault`).
+        fault: Planted in the bench (`labkit.bench.carry_out.planted`).
         after: A command that the supervisor starts when the run is over.
         source: The user's own dataset, or function, that the bench is to use.
 

@@ -6,8 +6,8 @@ the commands `bench` and `telemetry`, to which the supervisor adds its own pid, 
 command for when the run is over, or None.
 
 `spec.json` is the bench's order: the `run`, labkit's folder of this user (`cache`), a `fault` that
-a test plants (`bench.planted_fault`), and what the log's first event has too: the `pipeline` (the
-knobs; of a function only its device), and
+a test plants (`bench.carry_out.planted`), and what the log's first event has too: the `pipeline`
+(the knobs; of a function only its device), and
 - of a function to measure its name (`measure`) and the arguments of each call (`points`),
 - of ranks `ranks`, `no_sync`, and `starve` ({rank: its own values of knobs}),
 - of another training script than the bench's own its `module`, whose `prepare` makes the trainer

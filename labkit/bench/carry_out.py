@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import multiprocessing
+import pkgutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from torch.utils.data import DataLoader
 from labkit.bench import data, handoff, user_dataset, xray
 from labkit.bench.flops import write_work
 from labkit.bench.loop import Trainer, train
-from labkit.bench.planted_fault import planted
 from labkit.bench.quick_runs import shorten
 from labkit.bench.resolve_config import resolve_config
 from labkit.instruments import loader_workers, machine, resources
@@ -77,7 +77,7 @@ def run_pipeline(
         made = importlib.import_module(order["module"])
         trainer, loader = made.prepare(order, job, device, folder, log)
     else:
-        dataset = made_dataset(job, order, log)
+        dataset = data.make_dataset(job, Path(order["cache"]) / "data", log)
         log.stage("building the model")
         trainer = Trainer(job, device)
         compile_model(trainer, log)
@@ -103,9 +103,15 @@ def settled(asked: Settings, here: Settings, log: EventLog, **not_applied: str) 
     return job
 
 
-def made_dataset(job: Job, order: Order, log: EventLog) -> data.Images:
-    """Return the dataset of a pipeline; its files lie in the user's cache folder."""
-    return data.make_dataset(job, Path(order["cache"]) / "data", log)
+def planted(fault: str | None, dataset: Any, trainer: object) -> Any:
+    """Plant a fault of a test or of the fault set; return what the dataset becomes.
+
+    It is "module:function:argument", called with the argument, the dataset and the trainer.
+    """
+    if not fault:
+        return dataset
+    module, function, argument = fault.split(":", 2)
+    return pkgutil.resolve_name(f"{module}:{function}")(argument, dataset, trainer)
 
 
 def compile_model(trainer: Trainer, log: EventLog) -> None:

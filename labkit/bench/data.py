@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import tempfile
@@ -64,13 +63,11 @@ class JpegFiles(Images):
 
 def augmented(image: Image.Image, rng: random.Random) -> Image.Image:
     """Return `image` after a random crop of at least four fifths, a flip and a colour change."""
-    width, height = image.size
     share = rng.uniform(0.8, 1.0)
-    kept_width = int(width * share)
-    kept_height = int(height * share)
-    left = rng.randint(0, width - kept_width)
-    top = rng.randint(0, height - kept_height)
-    image = image.crop((left, top, left + kept_width, top + kept_height)).resize((width, height))
+    width, height = (int(share * each) for each in image.size)
+    left = rng.randint(0, image.width - width)
+    top = rng.randint(0, image.height - height)
+    image = image.crop((left, top, left + width, top + height)).resize(image.size)
     if rng.random() < 0.5:
         image = ImageOps.mirror(image)
     image = ImageEnhance.Brightness(image).enhance(rng.uniform(0.8, 1.2))
@@ -86,8 +83,7 @@ class Batched(Images):
         self.item_s = job.io_ms / 1e3
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        seconds = self.batch_s + self.item_s * len(indices)
-        if seconds:
+        if seconds := self.batch_s + self.item_s * len(indices):
             time.sleep(seconds)
         places = np.array(indices) % len(self.images)
         batch = torch.from_numpy(self.images[places])  # (B, 3, px, px) uint8, copied by the index
@@ -107,15 +103,13 @@ class EndlessShuffle(Sampler):
         self.ranks = ranks
 
     def __iter__(self) -> Iterator[int]:
-        return itertools.islice(self._indices(), self.rank, None, self.ranks)
-
-    def _indices(self) -> Iterator[int]:
         drawn = torch.Generator().manual_seed(self.seed)
         while True:  # a loader draws a seed for its workers, then RandomSampler one for its order
-            _seed_of_workers = torch.empty((), dtype=torch.int64).random_(generator=drawn)
-            seed = torch.empty((), dtype=torch.int64).random_(generator=drawn)
-            order = torch.Generator().manual_seed(int(seed))
-            yield from torch.randperm(self.count, generator=order).tolist()
+            _seed_of_workers, seed = (
+                int(torch.empty((), dtype=torch.int64).random_(generator=drawn)) for _ in range(2)
+            )
+            order = torch.randperm(self.count, generator=torch.Generator().manual_seed(seed))
+            yield from order[self.rank :: self.ranks].tolist()
 
 
 def in_shared_memory(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -159,9 +153,8 @@ def make_dataset(job: Job, cache: Path, log: EventLog) -> Images:
 
 def make_loader(dataset: Images, job: Job) -> DataLoader:
     """Build the DataLoader the job asks for."""
-    collate: Collate = torch.utils.data.default_collate
-    if hasattr(dataset, "__getitems__"):
-        collate = in_shared_memory
+    batched = hasattr(dataset, "__getitems__")
+    collate: Collate = in_shared_memory if batched else torch.utils.data.default_collate
     if job.stall_ms:
         collate = Stalling(collate, job)
     sampler = EndlessShuffle(len(dataset), job.seed, *job.shard)

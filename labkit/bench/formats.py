@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Iterator
 
 import torch
 
 from labkit.bench.resolve_config import lacks_format
 
 NUMBER_FORMATS = {  # the dtype of the tensors
-    "fp64": torch.float64,
     "fp32": torch.float32,
     "ieee": torch.float32,
     "tf32": torch.float32,
@@ -34,17 +31,6 @@ def set_fp32(precision: str) -> None:
         warnings.simplefilter("ignore")
         torch.set_float32_matmul_precision("high" if allowed else "highest")
         torch.backends.cudnn.allow_tf32 = allowed
-
-
-@contextlib.contextmanager
-def using(name: str) -> Iterator[torch.dtype]:
-    """Give the dtype of a format, with the global switch for TF32 set to match while it lasts."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
-    try:
-        yield NUMBER_FORMATS[name]
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def computes_in(precision: str, model: str, device: torch.device) -> str:

@@ -35,17 +35,12 @@ class Ready(Dataset):
     def __len__(self) -> int:
         return ROUNDS + 4  # more than are taken: the last are prepared as the others
 
-    def __getitem__(self, _index: int) -> tuple[Batch, int, int]:
-        """Return the batch; CPU time (ns) of moving this one, and since the one before."""
+    def __getitem__(self, _index: int) -> tuple[Batch, int]:
+        """Return the batch in shared memory, and the CPU time since the one before, ns."""
         between = time.process_time_ns() - self.before_ns
-        start = time.thread_time_ns()
         batch = tuple(tensor.clone().share_memory_() for tensor in self.batch)
-        shared = time.thread_time_ns()
-        for tensor in self.batch:
-            tensor.clone()
-        cloning = time.thread_time_ns() - shared
         self.before_ns = time.process_time_ns()
-        return batch, shared - start - cloning, between
+        return batch, between
 
 
 def look(batch: Batch, steps: int, log: EventLog, trainer: Trainer | None) -> None:
@@ -72,13 +67,13 @@ def _costs(batch: Batch, trainer: Trainer | None) -> dict[str, float]:
     rounds = []
     for _ in range(ROUNDS):
         asked = now_ns()
-        received, share, worker = next(batches)
-        rounds.append((now_ns() - asked, share, worker))
+        received, worker = next(batches)
+        rounds.append((now_ns() - asked, worker))
         if trainer is not None and trainer.device.type == "cpu":
             trainer.compute(*trainer.to_device(*received), update=True)
         else:
             time.sleep(SETTLE_S)
         if now_ns() > deadline and len(rounds) > FIRST + 1:
             break
-    main_wall, share, worker = np.maximum(np.median(rounds[FIRST:], axis=0) / 1e3, 0).tolist()
-    return {"main_wall_us": main_wall, "share_us": share, "worker_us": worker}
+    main_wall, worker = (np.median(rounds[FIRST:], axis=0) / 1e3).tolist()
+    return {"main_wall_us": main_wall, "worker_us": worker}

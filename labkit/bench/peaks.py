@@ -64,14 +64,15 @@ def product_rate(bench: Bench, name: str) -> float:
     """Return FLOP/s of products of square matrices in a format, at the best of several sizes."""
     if why := formats.why_not(name, bench.device):
         bench.skip(why)
+    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
     rates = []
-    with formats.using(name) as dtype:
-        for side in SIDES:
-            left, right, out = torch.randn(3, side, side, device=bench.device).to(dtype)
-            flops = 2 * side**3
-            rates.append(fastest(bench, partial(torch.mm, left, right, out=out), flops))
-            if flops / rates[-1] > LONG_ENOUGH:
-                break
+    for side in SIDES:
+        squares = torch.randn(3, side, side, device=bench.device)
+        left, right, out = squares.to(formats.NUMBER_FORMATS[name])
+        flops = 2 * side**3
+        rates.append(fastest(bench, partial(torch.mm, left, right, out=out), flops))
+        if flops / rates[-1] > LONG_ENOUGH:
+            break
     return max(rates)
 
 

@@ -12,10 +12,9 @@ from pathlib import Path
 from torch import distributed as dist
 
 from labkit.bench import data, flops
-from labkit.bench.carry_out import begun, compile_model, made_dataset, settled
+from labkit.bench.carry_out import begun, compile_model, planted, settled
 from labkit.bench.gradient_exchange import DistributedTrainer
 from labkit.bench.loop import train
-from labkit.bench.planted_fault import planted
 from labkit.instruments import lifetime, machine, resources
 from labkit.instruments.record_head import write_spec
 from labkit.instruments.telemetry_process import telemetry_beside
@@ -60,7 +59,7 @@ def run(order: Order, folder: Path, log: EventLog) -> None:
         why_not["seconds"] = TOGETHER
     job = settled(pipeline, here, log, **why_not)
     job.shard = (rank, ranks)
-    items = made_dataset(job, order, log)
+    items = data.make_dataset(job, Path(order["cache"]) / "data", log)
     log.stage("building the model")
     trainer = DistributedTrainer(job, device, order["no_sync"])
     compile_model(trainer, log)

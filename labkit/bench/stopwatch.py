@@ -61,8 +61,7 @@ class Bench:
             seconds: How long to measure; up to 2 s longer where times vary by more than 10 %.
         """
         seconds = seconds / QUICK_PART if quick_run() else seconds
-        times = self._in_turn({"": work}, seconds, rounds=1)[""]
-        return self._add(times, flops=flops, bytes=bytes)
+        return self._in_turn({"": work}, seconds, rounds=1, flops=flops, bytes=bytes)[""]
 
     def compare(
         self, *, flops: float | None = None, bytes: float | None = None, **ways: Work
@@ -73,11 +72,8 @@ class Bench:
         after the other. The column `way` holds the name of each. Where times vary by more than
         10 %, further rounds follow for up to 2 s. `flops` and `bytes` are those of each.
         """
-        times = self._in_turn(ways, 0.0, QUICK_ROUNDS if quick_run() else ROUNDS)
-        counts = {"flops": flops, "bytes": bytes}
-        return {
-            name: self._add(each, values={"way": name}, **counts) for name, each in times.items()
-        }
+        rounds = QUICK_ROUNDS if quick_run() else ROUNDS
+        return self._in_turn(ways, 0.0, rounds, flops=flops, bytes=bytes)
 
     def skip(self, why: str) -> None:
         """End this row, which cannot be measured here: `bench.skip("needs CUDA")`."""
@@ -92,18 +88,12 @@ class Bench:
         """Wait until the device has done what it was given."""
         machine.finish(self.device)
 
-    def _add(self, times: list[float], **more: object) -> float:
-        """Add a row; return the median of its times."""
-        kept = sorted(times)[:: math.ceil(len(times) / MOST_KEPT)]
-        self.rows.append({"seconds": kept, **more})
-        return statistics.median(times)
-
     def _in_turn(
-        self, ways: dict[str, Work], seconds: float, rounds: int
-    ) -> dict[str, list[float]]:
-        """Return times of one call (s) of each way, one for each block of calls.
+        self, ways: dict[str, Work], seconds: float, rounds: int, **amounts: float | None
+    ) -> dict[str, float]:
+        """Time each way, block by block in turn; add their rows, return the medians of a call (s).
 
-        They are timed for so many seconds and rounds, or for longer where times do not settle.
+        That takes so many seconds and rounds, or longer where times do not settle.
         """
         calls = {name: self._calls_in_a_block(work) for name, work in ways.items()}
         times: dict[str, list[float]] = {name: [] for name in ways}
@@ -116,7 +106,11 @@ class Bench:
             spent = time.perf_counter() - began
             settled = spent >= at_most or not any(map(noisy, times.values()))
             if rounds <= 0 and spent >= seconds and settled:
-                return times
+                break
+        for name, each in times.items():
+            kept = sorted(each)[:: math.ceil(len(each) / MOST_KEPT)]
+            self.rows.append({"seconds": kept, "values": {"way": name} if name else {}, **amounts})
+        return {name: statistics.median(each) for name, each in times.items()}
 
     def _calls_in_a_block(self, work: Work) -> int:
         """Warm `work` up, and return how many calls make a block."""

@@ -49,9 +49,8 @@ def prepare(source: Order, job: Job, folder: Path) -> tuple[OwnStep, EndlessBatc
     if not isinstance(dataset, IterableDataset):
         sampler = data.EndlessShuffle(len(dataset), job.seed)
     send_by_value()
-    settings = data.loader_settings(job)
     collate = parts.get("collate_fn")  # None for PyTorch's own
-    loader = DataLoader(dataset, collate_fn=collate, sampler=sampler, **settings)
+    loader = DataLoader(dataset, collate_fn=collate, sampler=sampler, **data.loader_settings(job))
     return OwnStep(parts.get("step"), job), EndlessBatches(loader, job)
 
 
@@ -86,7 +85,8 @@ class EndlessBatches:
         while True:
             batch = None
             for batch in batches:
-                self.tensors = self.tensors or tensors_in(batch)
+                if not self.tensors:
+                    self.tensors = tuple(filter(torch.is_tensor, batch_contents.leaves(batch)))
                 if is_stream and len(self.first) <= self.workers:
                     self.first.append(repr(batch))
                     self._compare(*self.first)
@@ -108,11 +108,6 @@ class EndlessBatches:
                 "use torch.utils.data.get_worker_info() to give each worker its own share, "
                 "or stay at num_workers=1."
             )
-
-
-def tensors_in(batch: Batch) -> tuple[torch.Tensor, ...]:
-    """Return the tensors of a batch."""
-    return tuple(filter(torch.is_tensor, batch_contents.leaves(batch)))
 
 
 class OwnStep:

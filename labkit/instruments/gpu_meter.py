@@ -63,7 +63,7 @@ class GpuMeter:
         """Return one sample of everything the card reports, None where it does not."""
         card = self.card
         answers: dict[str, Callable[[], Any]] = {
-            "gpu_now": lambda: _any(pynvml.nvmlDeviceGetUtilizationRates(card)).gpu / 100,
+            "gpu_now": lambda: self._rates().gpu / 100,
             "gpu": self._driver_samples,
             "memory_gib": lambda: round(pynvml.nvmlDeviceGetMemoryInfo(card).used / 2**30, 3),
             "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(card) / 1e3,
@@ -76,6 +76,9 @@ class GpuMeter:
             "gpm": lambda: {"sm": next(self.sm)},
         }
         return {name: answer_to(ask) for name, ask in answers.items()}
+
+    def _rates(self) -> Any:  # pynvml's structures have no types
+        return pynvml.nvmlDeviceGetUtilizationRates(self.card)
 
     def _driver_samples(self) -> list[tuple[int, float]]:
         """Return the driver's own utilization samples since the last call: (t_ns, 0 to 1)."""
@@ -137,8 +140,3 @@ def sm_activity(card: object) -> Iterator[float | None]:
         samples.reverse()
         is_known = slot.nvmlReturn == 0 and math.isfinite(slot.value)
         yield slot.value / 100 if is_known else None
-
-
-def _any(structure: Any) -> Any:
-    """Return one of pynvml's structures, which have no types."""
-    return structure

@@ -10,8 +10,6 @@ from typing import Any
 
 from labkit import quotas
 
-CPU_INFO = Path("/proc/cpuinfo")
-
 
 def plain_machine() -> dict[str, Any]:
     """Describe a machine without its accelerators, as JSON types."""
@@ -33,6 +31,7 @@ def plain_machine() -> dict[str, Any]:
 def cpu_name() -> str:
     """Return the processor's name, as the system tells it."""
     with contextlib.suppress(OSError):  # Linux
-        if known := re.search(r"^model name\s*:(.*)", CPU_INFO.read_text(), re.MULTILINE):
+        text = Path("/proc/cpuinfo").read_text()
+        if known := re.search(r"^model name\s*:(.*)", text, re.MULTILINE):
             return " ".join(known[1].split())
     return platform.processor() or platform.machine()

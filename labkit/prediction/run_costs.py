@@ -77,12 +77,10 @@ class RunCosts:
         is_due = np.arange(steps) % target.stall_every == target.stall_every - 1
         stalled = costs.collate_wait > 0.9 * old_stall_s
         collate_wait = costs.collate_wait - old_stall_s * stalled + stall_s * is_due
-        from_worker = bool(target.num_workers) - bool(old.num_workers)
-        collate_cpu = costs.collate_cpu * scale + self._handing("share") * from_worker
         host = self.host[rows]
         return Load(
             waits=_in_parts(costs.wait * scale + more, costs.parts.iloc[0], collate_wait),
-            cpus=_in_parts(costs.cpu * scale, costs.parts.iloc[0], collate_cpu),
+            cpus=_in_parts(costs.cpu * scale, costs.parts.iloc[0], costs.collate_cpu * scale),
             host=host * step if self.on_cpu else host,
             put=self._handing("worker", float(self.batches.between.median())),
             take=TAKE_IN_RUN * self._handing("main_wall"),
