@@ -85,7 +85,7 @@ def test_a_run_that_is_saved_where_it_was_loaded_from_stays_whole(tmp_path):
     for there in (path, link, same):
         lk.load(path).save(there)
         assert path.read_bytes() == before
-    lk.recorded("workers-6").save(link)
+    lk.recorded("workers-6").save(link, overwrite=True)
     assert link.is_symlink() and path.read_bytes() != before
 
 
@@ -96,7 +96,7 @@ def test_a_record_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkey
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(run, "extra_lines", full, raising=False)
     with pytest.raises(OSError, match="No space left"):
-        run.save(path)
+        run.save(path, overwrite=True)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["run.jsonl"]
 
 
