@@ -5,23 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING
 
 import labkit as lk
-from labkit.stamps.record import head_of
-from labkit.terminal import (
-    Outcome,
-    add_command,
-    knobs_in_words,
-    main,
-    may_plot,
-    may_replace,
-    parse_settings,
-    say,
-)
-
-if TYPE_CHECKING:
-    from labkit.tuning.search_result import Tuning
+from labkit.terminal import Outcome, add_command, knobs_in_words, main, parse_settings, say
 
 
 def machine(options: argparse.Namespace) -> Outcome:
@@ -32,19 +18,17 @@ def machine(options: argparse.Namespace) -> Outcome:
 def run(options: argparse.Namespace) -> Outcome:
     """Measure one pipeline.
 
+    Its record is the folder that is named last: `labkit diagnose FOLDER`.
+
     examples:
-      labkit run --set num_workers=4 --set precision=bf16 --plot run.png
-      labkit run --set dataset=array --save before.jsonl.gz && labkit diagnose before.jsonl.gz
+      labkit run --set num_workers=4 --set precision=bf16
+      labkit run --json --set dataset=array io_ms=0 > numbers.json
     """
     done = lk.run(**parse_settings(options.settings))
-    lines = [repr(done)]
     for knob, why in done.not_applied.items():
-        lines.append(f"not applied: {knob}: {why}")
-    return Outcome(
-        done,
-        text="\n".join(lines),
-        code=int(done.outcome == "failed"),
-    )
+        say(f"not applied: {knob}: {why}")
+    say(f"record: {done.path}")
+    return Outcome(done, int(done.outcome == "failed"))
 
 
 def trace(options: argparse.Namespace) -> Outcome:
@@ -57,24 +41,19 @@ def trace(options: argparse.Namespace) -> Outcome:
       prof.export_chrome_trace("trace.json.gz")
 
     examples:
-      labkit trace trace.json.gz --plot trace.png --json
+      labkit trace trace.json.gz --json
       labkit trace before.json.gz after.json.gz     what changed, by class and kernel
       labkit trace traces/                          a file for each rank: who keeps whom waiting
     """
-    for path in filter(None, (options.path, options.after)):
-        if head_of(path):
-            raise ValueError(f"{path} is a saved run, no trace: labkit diagnose reads it.")
     found = lk.trace(options.path)
-    if options.after:
-        found = found.compare(lk.trace(options.after))
-    return Outcome(found)
+    return Outcome(found.compare(lk.trace(options.after)) if options.after else found)
 
 
 def diagnose(options: argparse.Namespace) -> Outcome:
     """Name the bottleneck of a record or a profiler trace.
 
     examples:
-      labkit run --save run.jsonl.gz && labkit diagnose run.jsonl.gz
+      labkit diagnose run.jsonl.gz          of `run.save("run.jsonl.gz")`, or a run's folder
       labkit diagnose trace.json.gz         a torch.profiler trace of your own script
     """
     return Outcome(lk.diagnose(options.path))
@@ -90,45 +69,32 @@ def tune(options: argparse.Namespace) -> Outcome:
 
     examples:
       labkit tune -- python train.py --epochs 1
-      labkit tune my_package.data:train_set --batch-size 64 --step train:step
+      labkit tune my_package.data:train_set
     """
-    from labkit.tuning.search_result import Interrupted
+    from labkit.tuning.set_up import NAMED
+    from labkit.view.running import tune_script
 
+    seconds = {} if options.seconds is None else {"seconds": options.seconds}
     try:
-        return Outcome(tuned(options))
-    except Interrupted as stopped:
-        if stopped.found.winner is None:
+        if len(options.what) == 1 and NAMED.fullmatch(options.what[0]):
+            sys.path[:0] = [os.getcwd()]  # as a script's own modules
+            return Outcome(lk.tune(options.what[0], **seconds))
+        where = {"budget": options.budget, "in_copy": options.cwd_copy}
+        return Outcome(tune_script(options.what, **where, **seconds))
+    except KeyboardInterrupt:
+        found = vars(lk.tune).get("last")
+        if found is None or found.winner is None:
             raise
         say("\nlabkit: interrupted; this is what was done by then")
-        return Outcome(stopped.found, code=130)
-
-
-def tuned(options: argparse.Namespace) -> Tuning:
-    """Run the search that was asked for; raises ValueError on what does not go together."""
-    from labkit.tuning.set_up import NAMED
-
-    names = ("step", "batch_size", "max_workers")
-    own = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    seconds = {} if options.seconds is None else {"seconds": options.seconds}
-    if options.what and not NAMED.fullmatch(options.what[0]):
-        if own:
-            raise ValueError(f"{' and '.join(own)}: goes with MODULE:FUNCTION, not with a script.")
-        from labkit.view.running import tune_script
-
-        where = {"budget": options.budget, "in_copy": options.cwd_copy}
-        return tune_script(options.what, **where, **seconds)
-    if len(options.what) != 1:
-        raise ValueError("tune one MODULE:FUNCTION, or a script: labkit tune -- python train.py")
-    sys.path[:0] = [] if os.getcwd() in sys.path else [os.getcwd()]  # as a script's own modules
-    return lk.tune(options.what[0], **seconds, **own)
+        return Outcome(found, code=130)
 
 
 def watch(options: argparse.Namespace) -> Outcome:
     """Run a script unchanged, and say what held its training loop back, down to the line.
 
     The script keeps its arguments, streams, signals and exit code; the verdict goes to stderr in
-    the end. Loops over a torch DataLoader (or else an optimizer's steps) are recorded in its own
-    process and in the loader's workers.
+    the end. Loops over a torch DataLoader are recorded in its own process and in the loader's
+    workers.
 
     examples:
       labkit watch -- python train.py --epochs 1
@@ -139,32 +105,30 @@ def watch(options: argparse.Namespace) -> Outcome:
     from labkit.view.watch_command import watch_script, write_report
 
     found, code = watch_script(options.script, options.json, options.headroom)
-    write_report(found, options.html, options.force)
-    if found.text and not options.json:  # stdout is the script's own
+    write_report(found, options.html)
+    if not options.json:  # stdout is the script's own
         say(f"labkit watch: {found.text}")
-    return Outcome(values=found.values, code=code)
+    return Outcome(found, code, is_said=True)
 
 
 add_command(machine)
 
 sub = add_command(run)
 sub.epilog = f"{sub.epilog}{knobs_in_words()}"
+told = "change knobs: one or more; may be repeated"
 sub.add_argument(
     "--set",
     metavar="KNOB=VALUE",
-    help="change knobs: one or more; may be repeated",
+    help=told,
     action="extend",
     nargs="+",
     default=[],
     dest="settings",
 )
-sub.add_argument("--save", metavar="FILE", help="keep the record (.jsonl or .jsonl.gz)")
-may_plot(sub)
 
 sub = add_command(trace)
 sub.add_argument("path", metavar="PATH", help="a file from torch.profiler, or a folder of them")
 sub.add_argument("after", metavar="AFTER", nargs="?", help="a second one, later: what changed")
-may_plot(sub)
 
 sub = add_command(diagnose)
 sub.add_argument("path", metavar="PATH", help="a run's folder or record, or a trace file")
@@ -172,9 +136,6 @@ sub.add_argument("path", metavar="PATH", help="a run's folder or record, or a tr
 sub = add_command(tune)
 told = "a function that returns your dataset; or your script, as a shell takes it"
 sub.add_argument("what", nargs="*", metavar="MODULE:FUNCTION | -- COMMAND", help=told)
-sub.add_argument("--step", metavar="MODULE:NAME", help="what your loop does with a batch")
-sub.add_argument("--batch-size", type=int, metavar="N", help="to tune for")
-sub.add_argument("--max-workers", type=int, metavar="N", help="the most workers to try")
 told = "to measure each setting for (1.5; of a script 3)"
 sub.add_argument("--seconds", type=float, help=told)
 sub.add_argument("--budget", type=float, default=180, help="of a script: for all of it, s")
@@ -184,7 +145,6 @@ sub.add_argument("--cwd-copy", action="store_true", help=told)
 sub = add_command(watch)
 told = "write the verdict, the pictures and the settings as one self-contained page"
 sub.add_argument("--html", metavar="FILE", help=told)
-may_replace(sub)
 told = "replay some batches, to tell how fast a perfect loader would be"
 sub.add_argument("--headroom", action="store_true", help=told)
 told = "the command to run"

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from labkit.instruments.record_head import spec_event
-from labkit.knobs import Settings
-from labkit.orders import Asked
+from labkit.orders import Order
 from labkit.process import folders, launcher
 from labkit.process.leftovers import recover_loop
 from labkit.results.comparison import ComparedRuns
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 class Launched(Protocol):
     """A spec of something that can be run: a Pipeline, a Grid, Distributed ranks."""
 
-    def to_spec(self) -> Asked:
+    def to_spec(self) -> Order:
         """Return what the log's first event says of it."""
         ...
 
@@ -89,7 +88,7 @@ class Run(LiveResult[RunData], RunData):
     def export(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
         """Write the run as .html, .csv, .png, .svg or .pdf; return the path.
 
-        Raises ValueError on another suffix, and where a file is there that labkit did not write so.
+        Raises ValueError on another suffix, and where a file is there.
         """
         from labkit.view.report import export
 
@@ -129,7 +128,7 @@ class Ranks(LiveResult[RanksData], RanksData):
     KIND = RanksData
 
     def __len__(self) -> int:
-        return len(self.data)
+        return len(self.data.runs)
 
     def __iter__(self) -> Iterator[RankRun]:
         return (RankRun(self, rank) for rank in self.data.runs)
@@ -146,12 +145,6 @@ class Ranks(LiveResult[RanksData], RanksData):
         from labkit.view.several_figures import draw_ranks
 
         return draw_ranks(self.data, self.diagnose().headline)
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the run's statistics, each rank's and the diagnosis, as JSON types."""
-        data = self.data
-        diagnosis = diagnose(self).to_dict() if data.steps else None
-        return {**data.to_dict(), "diagnosis": diagnosis}
 
     def extra_lines(self) -> list[str]:
         """Return the events of every rank's own log, each with the rank it is of."""
@@ -198,19 +191,13 @@ class Measurements(LiveResult[MeasurementsData], MeasurementsData):
 class Sweep(SweptRuns[Run]):
     """The runs of a sweep: one for each of `settings`, or for the first of them where it ended."""
 
-    def measure(
-        self,
-        start: Callable[[Pipeline], Run],
-        each: Callable[[Run], object],
-        begun: Callable[[Settings], object],
-    ) -> None:
+    def measure(self, start: Callable[[Pipeline], Run], each: Callable[[Run], object]) -> None:
         """Run every setting, one after the other.
 
-        `begun` is called with a setting before `start` launches its pipeline, `each` with its run
-        while that goes on. An interrupt stops the run and keeps those before it.
+        `start` launches a pipeline, `each` is called with its run while that goes on. An interrupt
+        stops the run and keeps those before it.
         """
         for setting in self.settings:
-            begun(setting)
             run = start(self.pipeline.but(**setting))
             self.runs.append(run)
             try:

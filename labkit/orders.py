@@ -1,99 +1,24 @@
 """What a kernel asks of the processes of a run, as the files in the run's folder hold it.
 
-`launch.json` is the supervisor's plan, `spec.json` the bench's order. Standard library only.
+`launch.json` is the supervisor's plan: `kernel_pid` and the `system` where that pid counts
+(`process.family.this_system`), `idle_s` (how long a standby waits for its run; None: it is there),
+the commands `bench` and `telemetry`, to which the supervisor adds its own pid, and `after`, a
+command for when the run is over, or None.
+
+`spec.json` is the bench's order: the `run`, labkit's folder of this user (`cache`), a `fault` that
+a test plants (`bench.planted_fault`), and what the log's first event has too: the `pipeline` (the
+knobs; of a function only its device), and
+- of a function to measure its name (`measure`) and the arguments of each call (`points`),
+- of ranks `ranks`, `no_sync`, and `starve` ({rank: its own values of knobs}),
+- of another training script than the bench's own its `module`, whose `prepare` makes the trainer
+  and the loader, and `script` ({"fixes": their names}).
+A user's own dataset or function is found by `source`: its `payload` (a file in the run's folder),
+their `cwd`, and the `path` to import from.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict, TypeVar, final
+from typing import Any
 
-if TYPE_CHECKING:
-    from labkit.knobs import Settings
-
-
-class Plan(TypedDict):
-    """What a supervisor starts, and for whom."""
-
-    kernel_pid: int
-    system: str  # where that pid counts: `process.family.this_system`
-    idle_s: float | None  # how long a standby waits for its run; None: the run is there
-    bench: list[str]  # a command; the supervisor adds its own pid
-    telemetry: list[str]
-    after: list[str] | None  # a command for when the run is over
-
-
-class Asked(TypedDict):
-    """What a spec asks for: the first event of a log says it too."""
-
-    pipeline: Settings  # the knobs; of a function only its device
-
-
-class RowsAsked(Asked):
-    """What `lk.measure` asks for."""
-
-    measure: str  # the function's name
-    points: list[Settings]  # the arguments of each call
-
-
-class RanksAsked(Asked):
-    """What a distributed run asks for."""
-
-    ranks: int
-    no_sync: bool
-    starve: dict[str, Settings]  # {rank: its own values of knobs}
-
-
-class ScriptAsked(Asked):
-    """What another training script than the bench's own asks for."""
-
-    module: str  # its `prepare` makes the trainer and the loader
-    script: dict[str, list[str]]  # {"fixes": their names}
-
-
-class UserSource(TypedDict):
-    """Where a user's own objects are found: a dataset with what goes with it, or a function."""
-
-    payload: str  # a file in the run's folder
-    cwd: str
-    path: list[str]  # to import from
-
-
-class Order(Asked):
-    """What every bench is told."""
-
-    run: str  # its name
-    cache: str  # labkit's folder of this user
-    fault: str | None  # planted by a test, see `bench.planted_fault`
-
-
-@final
-class PipelineOrder(Order):
-    """Train the bench's own pipeline."""
-
-
-@final
-class DataOrder(Order):
-    """Feed the user's own dataset to their own step, or to none."""
-
-    source: UserSource
-
-
-@final
-class ScriptOrder(Order, ScriptAsked):
-    """Train what another script makes."""
-
-
-@final
-class RowsOrder(Order, RowsAsked):
-    """Call a function for each row."""
-
-    source: UserSource
-
-
-@final
-class RanksOrder(Order, RanksAsked):
-    """Train a pipeline on several ranks."""
-
-
-RunOrder = PipelineOrder | DataOrder | ScriptOrder
-AnyOrder = TypeVar("AnyOrder", bound=Order)
+Order = dict[str, Any]
+"""An order, or a part of one."""

@@ -2,14 +2,12 @@
 
 A container sees all of its host's cores and memory, and is slowed down or killed beyond its quota.
 The quotas are read where Linux has them, under /sys/fs/cgroup: at the process's own control group
-and all groups above, of version 2 (docs.kernel.org/admin-guide/cgroup-v2.html) and version 1 (the
-same site's admin-guide/cgroup-v1/memory.html and scheduler/sched-bwc.html).
+and all groups above (docs.kernel.org/admin-guide/cgroup-v2.html).
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
 from collections.abc import Iterator
@@ -18,10 +16,6 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path("/")
 GIB = 2**30
-MEMORY = (  # files of version 2 and 1: the limit, what is used, and what of that can be dropped
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
 
 
 @dataclass(frozen=True)
@@ -42,7 +36,8 @@ def cpu_cores() -> Cores:
     allowed = machine
     with contextlib.suppress(AttributeError, OSError):  # not on a Mac
         allowed = len(os.sched_getaffinity(0))
-    quota = min((math.floor(cores + 0.5) for cores in _cpu_quotas()), default=allowed)
+    quotas = [int(quota) / int(period) for quota, period in _limits("cpu.max")]
+    quota = min((math.floor(cores + 0.5) for cores in quotas), default=allowed)
     if quota < allowed:
         return Cores(max(1, quota), machine, "quota")
     return Cores(allowed, machine, "affinity" if allowed < machine else None)
@@ -52,51 +47,19 @@ def ram_bytes() -> int:
     """Return the memory that this process and those beside it may use in all."""
     import psutil
 
-    return min([psutil.virtual_memory().total, *(limit for limit, _ in _memory_limits())])
+    return min([psutil.virtual_memory().total, *(int(most) for (most,) in _limits("memory.max"))])
 
 
-def free_ram_bytes() -> int:
-    """Return the memory that is free, here and before the first limit.
-
-    What the system keeps of files and can drop at once is free.
-    """
-    import psutil
-
-    left = (max(0, limit - used) for limit, used in _memory_limits())
-    return min([psutil.virtual_memory().available, *left])
-
-
-def _cpu_quotas() -> Iterator[float]:
-    """Yield each limit on the CPU time of this process, in cores."""
-    for group in _groups("cpu"):
-        with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-            if (group / "cpu.max").exists():
-                quota, period = (group / "cpu.max").read_text().split()  # "max 100000": no limit
-            else:
-                quota = (group / "cpu.cfs_quota_us").read_text()  # -1: no limit
-                period = (group / "cpu.cfs_period_us").read_text()
-            if int(quota) > 0:
-                yield int(quota) / int(period)
-
-
-def _memory_limits() -> Iterator[tuple[int, int]]:
-    """Yield each limit on this process's memory, and what is used of it, bytes."""
-    for group, (limit, used, dropped) in itertools.product(_groups("memory"), MEMORY):
-        with contextlib.suppress(OSError, ValueError, KeyError):  # "max": no limit
-            most = int((group / limit).read_text())
-            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            yield most, int((group / used).read_text()) - int(stat[dropped])
-
-
-def _groups(controller: str) -> Iterator[Path]:
-    """Yield the folders of the control groups that this process is in.
+def _limits(file: str) -> Iterator[list[str]]:
+    """Yield the words of a file of each control group that this process is in, where it limits.
 
     A container's own may be where the whole tree's root is elsewhere: that one is asked too.
     """
     with contextlib.suppress(OSError):
         for line in (ROOT / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers or controller in controllers.split(","):  # version 2 has no name
-                group = PurePosixPath(path.lstrip("/"))
-                for each in (group, *group.parents):
-                    yield ROOT / "sys/fs/cgroup" / controllers / each
+            group = PurePosixPath(line.rpartition(":")[2].lstrip("/"))
+            for each in (group, *group.parents):
+                with contextlib.suppress(OSError):
+                    words = (ROOT / "sys/fs/cgroup" / each / file).read_text().split()
+                    if words[0] != "max":
+                        yield words

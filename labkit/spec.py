@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 from labkit import quotas
 from labkit.knobs import Knob, Settings, Spec, Trait, check_names, declares_knobs, knob
-from labkit.orders import Asked, RanksAsked
+from labkit.orders import Order
 
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,2})?")
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: these record CUDA graphs
@@ -122,7 +122,7 @@ class Pipeline(Spec):
                     f"num_workers of 1 or more, or leave {name}={default!r}."
                 )
 
-    def to_spec(self) -> Asked:
+    def to_spec(self) -> Order:
         """Return what the first event of its run's log says of it."""
         return {"pipeline": self.to_dict()}
 
@@ -250,7 +250,7 @@ class Distributed(Spec):
             check_names(knobs, STARVING, "knob of the loader's speed in starve:")
             self.pipeline.but(**knobs)  # checks the values
 
-    def to_spec(self) -> RanksAsked:
+    def to_spec(self) -> Order:
         """Return what the log's first event says of it."""
         return {
             "pipeline": self.pipeline.to_dict(),

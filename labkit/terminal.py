@@ -6,12 +6,11 @@ import argparse
 import inspect
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
 from labkit.knobs import Settings, check_names
-from labkit.results import saving
 from labkit.spec import KNOBS
 from labkit.text import printable
 
@@ -38,18 +37,16 @@ COMMANDS = PARSER.add_subparsers(title="commands", metavar="COMMAND")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command found, how that is shown, and the exit code."""
+    """What a command found, which prints and becomes JSON, and the exit code."""
 
-    result: Any = None
-    text: str = ""  # to print in place of the result's own
-    values: Mapping[str, object] | None = None  # to print as JSON in place of the result's own
+    result: Any
     code: int = 0
+    is_said: bool = False  # whether it has been printed, on stderr
 
 
 def add_command(run: Callable[[argparse.Namespace], Outcome]) -> argparse.ArgumentParser:
     """Register a function as a command, its docstring as the help; return it for its options."""
-    summary, _, more = (inspect.getdoc(run) or run.__name__).partition(".\n\n")
-    summary = summary[0].lower() + summary[1:].removesuffix(".")
+    summary, _, more = inspect.cleandoc(run.__doc__ or "").partition("\n\n")
     sub = COMMANDS.add_parser(
         run.__name__,
         help=summary,
@@ -58,20 +55,8 @@ def add_command(run: Callable[[argparse.Namespace], Outcome]) -> argparse.Argume
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     sub.add_argument("--json", action="store_true", help="print one JSON object on stdout")
-    sub.set_defaults(command=run, save=None, plot=None)
+    sub.set_defaults(command=run)
     return sub
-
-
-def may_plot(sub: argparse.ArgumentParser) -> None:
-    """Let a command write the figure of its result."""
-    sub.add_argument("--plot", metavar="FILE", help="write the figure (.png, .svg, .pdf)")
-    may_replace(sub)
-
-
-def may_replace(sub: argparse.ArgumentParser) -> None:
-    """Let a command replace files."""
-    told = "replace a file that is there and is not as labkit wrote it"
-    sub.add_argument("--force", action="store_true", help=told)
 
 
 def knobs_in_words() -> str:
@@ -96,13 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         PARSER.print_help()
         return 0
     try:
-        for path in filter(None, (options.save, options.plot)):  # before the run, not after it
-            saving.check(path, options.force)
         found = options.command(options)
-        if options.save:
-            found.result.save(options.save, options.force)
-        if options.plot:
-            saving.save_figure(found.result.plot(), options.plot, options.force)
     except (ValueError, RuntimeError, OSError) as error:
         say(f"labkit: {error}")
         return 2 if isinstance(error, ValueError) else 1
@@ -110,20 +89,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say("labkit: interrupted")
         return 130
     if options.json:
-        values = found.result.to_dict() if found.values is None else found.values
-        print(json.dumps(values, allow_nan=False))
-    elif found.text or found.result is not None:
-        say(found.text or str(found.result), sys.stdout)
+        print(json.dumps(found.result.to_dict(), allow_nan=False))
+    elif not found.is_said:
+        say(str(found.result), sys.stdout)
     return found.code
 
 
 def parse_settings(settings: list[str]) -> Settings:
     """Read `knob=value` strings from a command line; raise ValueError on a bad one."""
-    texts = {}
     for setting in settings:
         if "=" not in setting:
             raise ValueError(f"{setting!r} is not a setting: write knob=value.")
-        name, text = setting.split("=", 1)
-        texts[name] = text
+    texts = dict(setting.split("=", 1) for setting in settings)
     check_names(texts, KNOBS)
     return {name: KNOBS[name].parse(text) for name, text in texts.items()}

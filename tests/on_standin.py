@@ -18,7 +18,7 @@ from labkit.bench import formats
 from labkit.bench.data import noise_batch
 from labkit.bench.loop import Trainer
 from labkit.bench.resolve_config import resolve_config
-from labkit.instruments import devices, machine
+from labkit.instruments import machine
 from labkit.stamps import timeline
 
 DEVICE = torch.device("cuda", 0)
@@ -157,12 +157,12 @@ def test_a_default_step_takes_about_ten_milliseconds_and_is_no_matter_of_launche
     job, _ = resolve_config(Pipeline(model=model).to_dict(), machine.describe(DEVICE))
     trainer = Trainer(job, DEVICE)
     batch = trainer.to_device(*noise_batch(job))
-    devices.finish(DEVICE)
+    machine.finish(DEVICE)
     before = gpu.now_ns
     launched = len(gpu.kernels)
     trainer.compute(*batch, update=True)
     host_ms = (gpu.now_ns - before) / 1e6
-    devices.finish(DEVICE)
+    machine.finish(DEVICE)
     step_ms = (gpu.now_ns - before) / 1e6
     assert 5 < step_ms < 20, (job.width, job.depth)  # a small card's model is narrower
     assert host_ms < 0.6 * step_ms, len(gpu.kernels) - launched

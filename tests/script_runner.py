@@ -4,13 +4,15 @@
 prints is left there as `stdout` and `stderr`, its exit code as `code`, beside its own files.
 """
 
+import gc
 import os
 import runpy
 import signal
 import sys
 from pathlib import Path
 
-import torch  # noqa: F401 -- each script imports it
+import torch
+import torch._dynamo  # noqa: F401 -- and its optimizer this: seconds in each fork
 
 import labkit.watching.recorder  # noqa: F401 -- so that no fork has to
 from labkit.watching import run_folders
@@ -49,6 +51,7 @@ def ended(pid):
     return os.waitstatus_to_exitcode(status)
 
 
+gc.freeze()  # else each fork looks through torch's objects when it ends: a second
 for script in sorted(FOLDER.glob("*.py")):
     for how in ("plain", "watched"):
         place = FOLDER / how / script.stem

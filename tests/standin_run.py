@@ -12,7 +12,7 @@ from labkit.bench import flops
 from labkit.bench.data import noise_batch
 from labkit.bench.loop import Trainer, train
 from labkit.bench.resolve_config import resolve_config
-from labkit.instruments import devices, machine
+from labkit.instruments import machine
 from labkit.spec import PX
 from labkit.stamps.events import VERSION, EventLog
 from labkit.stamps.step_ring import Drain
@@ -31,7 +31,7 @@ def run_on(gpu, pipeline):
     log = EventLog(folder)
     log.write("spec", version=VERSION, run=folder.name, pipeline=asked, labkit=lk.__version__)
     log.write("hello", pid=1)
-    devices.use(card)
+    machine.use(card)
     with mock.patch.object(quotas, "cpu_cores", lambda: quotas.Cores(CORES, CORES, None)):
         here = machine.describe(card)
         log.write("machine", **here)

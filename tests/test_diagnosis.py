@@ -125,10 +125,10 @@ def test_programs_on_the_same_gpu_are_named_and_lower_the_confidence(share, conf
 # -- what the loader's workers show ----------------------------------------------------------------
 
 LOADER = LoopCode("loader", call="", arguments={"dataset": "data", "num_workers": "2"})
-BUSY = {"cpu_shares": (0.95, 0.97)}  # on two cores
-ONE = {"cpu_shares": (0.95,)}
-IDLE = {"cpu_shares": (0.9, 0.9), "idle_share": 0.7}
-WAITING = {"cpu_shares": (0.1, 0.2), "item_wait_ms": 9.0}
+BUSY = {"workers": 2, "cpu_share": 0.96}  # on two cores
+ONE = {"workers": 1, "cpu_share": 0.95}
+IDLE = {"workers": 2, "cpu_share": 0.9, "idle_share": 0.7}
+WAITING = {"workers": 2, "cpu_share": 0.15}
 SIX = 6  # workers that a simulation recommends
 
 
@@ -144,7 +144,8 @@ def diagnosed(workers=None, **more):
     "workers, cause, said, code",
     [(BUSY, "cores", "2 workers on 2 cores", ""),
      (ONE, "too_few_workers", "num_workers=6", "num_workers=6"),
-     ({"cpu_shares": (1.9, 2.1)}, "threads", "with 2 threads, 4 in all, on 2 cores", "OPENBLAS"),
+     ({"workers": 2, "cpu_share": 2.0}, "threads", "with 2 threads, 4 in all, on 2 cores",
+      "OPENBLAS"),
      (WAITING, "storage_latency", "num_workers=6", "num_workers=6"),
      (IDLE, "hand_over", "one tensor for each part of a batch", ""),
      (IDLE | {"busiest_over_mean": 1.6}, "uneven_shards", "At most 1.6 times as many",
@@ -173,7 +174,7 @@ def test_what_the_workers_show_names_the_cause_and_the_remedy(workers, cause, sa
     ],
 )
 def test_a_watched_loop_is_told_what_to_try_and_promised_nothing(workers, cores, says):
-    count = len(workers["cpu_shares"]) if workers else 0
+    count = workers["workers"] if workers else 0
     found = diagnosed(workers, use=cores, knobs={"num_workers": count})
     assert says in found.advice and "Expect" not in found.advice
     assert found.expected is None and found.at_most == pytest.approx(2.0)
@@ -183,7 +184,7 @@ def test_a_measured_headroom_is_said_and_bounds_what_the_input_may_bring():
     told = diagnosed(ONE, headroom=1.3)
     assert "At most 1.3 times as many steps" in told.advice
     assert told.at_most == 1.3
-    anew = diagnosed(BUSY, epochs=Epochs(0.4, 9e3), headroom=1.3)
+    anew = diagnosed(BUSY, epochs=Epochs(0.4), headroom=1.3)
     assert anew.at_most == pytest.approx(2.0)  # no kept batch saw the start of an epoch
     nothing = diagnosed(ONE, headroom=1.0)
     assert "num_workers" not in nothing.advice and not nothing.remedies

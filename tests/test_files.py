@@ -8,7 +8,6 @@ import pytest
 from planted import planted
 
 import labkit as lk
-from labkit.__main__ import main
 from labkit.api import launch
 from labkit.instruments import lifetime
 from labkit.process import folders, leftovers
@@ -98,19 +97,6 @@ def test_a_record_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkey
     with pytest.raises(OSError, match="No space left"):
         run.save(path, overwrite=True)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["run.jsonl"]
-
-
-def test_the_terminal_refuses_before_it_runs_anything(tmp_path, monkeypatch, capsys):
-    ran = Mock(return_value=lk.recorded("workers-0"))
-    monkeypatch.setattr(lk, "run", ran)
-    path = tmp_path / "train.png"
-    path.write_text("mine")
-    for option in ("--save", "--plot"):
-        assert main(["run", option, str(path)]) == 2
-        assert "--force" in capsys.readouterr().err and path.read_text() == "mine"
-    assert not ran.called
-    assert main(["run", "--save", str(path), "--plot", str(path), "--force"]) == 0
-    assert ran.called and path.read_bytes() != b"mine"
 
 
 @posix_files

@@ -1,7 +1,6 @@
 """What a first real GPU meets, told by functions, cells and logs: nothing here needs a card."""
 
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ import labkit as lk
 from labkit import course
 from labkit.stamps import timeline
 from labkit.stamps.step_ring import FinishedStep
-from labkit.watching import hook
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
@@ -103,13 +101,3 @@ def test_a_devices_clock_stays_tied_to_the_hosts(queue_ns, fast, most_off_us, mo
         monkeypatch.setattr(timeline, "now_ns", lambda now=passes + step_ns: now)
         clock.collect()
     assert len(off_us) == 6_000 and max(map(abs, off_us)) < most_off_us
-
-
-def test_a_step_that_is_captured_into_a_graph_is_left_alone(monkeypatch):
-    """Within a capture it is an error to ask an event, or to ask one that was captured."""
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    script = hook.WatchedScript()
-    script.without_loader = iter(["not asked for"])
-    script.stepped(Mock())
-    assert list(script.without_loader) == ["not asked for"] and not script.steps

@@ -166,19 +166,6 @@ SCRIPTS = {
         "print(called)",
         40,
     ),
-    "saving_is_handed_to_others": (
-        "from concurrent.futures import ProcessPoolExecutor\n"
-        "from multiprocessing import get_context\n"
-        "for number in steps(): pass\n"
-        "assert pickle.loads(pickle.dumps(torch.save)) is torch.save\n"
-        "print(sorted(vars(torch.save)), torch.save.__code__.co_filename)\n"
-        "for each in ('fork', 'spawn'):\n"
-        "    with ProcessPoolExecutor(1, get_context(each)) as pool:\n"
-        "        pool.submit(torch.save, torch.ones(3), f'{each}.pt').result()\n"
-        "torch.save(torch.ones(3), 'here.pt')\n"
-        "torch.save(torch.ones(3), '/nowhere/at/all')",
-        300,
-    ),
     "many_workers_prepare": (
         "for number in steps(300, num_workers=17, persistent_workers=True): pass",
         300,

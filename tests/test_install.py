@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import labkit as lk
-from labkit.instruments import devices
+from labkit.instruments import machine
 from labkit.process import launcher
 from labkit.results import hardware
 from labkit.watching import device_in_use
@@ -114,7 +114,8 @@ def no_driver(monkeypatch):
 
 
 def test_nothing_starts_cuda_where_there_is_no_driver(no_driver):
-    assert devices.find_device("auto").type == "cpu"
-    assert set(devices.usable()) <= {"cpu", "mps"}
-    facts, clock = device_in_use.machine_and_clock(Mock(), torch.device("cuda"))  # a FakeTensor's
+    assert machine.find_device("auto").type == "cpu"
+    assert set(machine.usable()) <= {"cpu", "mps"}
+    fake = Mock(device=torch.device("cuda"))  # a FakeTensor
+    facts, clock = device_in_use.machine_and_clock(Mock(), [fake])
     assert facts["device"] == "cpu" and clock is None

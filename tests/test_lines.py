@@ -20,7 +20,6 @@ from played_gpu import CPU, GPU, MS, load, watched_log
 from torch.utils.data import DataLoader
 
 import labkit as lk
-from labkit.__main__ import main
 from labkit.instruments.batch_contents import padding_of
 from labkit.instruments.growth import Growth
 from labkit.instruments.stack import Places
@@ -59,14 +58,14 @@ def keeping_all():  # no test itself: where pytest has rewritten an `assert`, it
 
 
 @SLOW
-def test_a_variable_that_the_memory_goes_to_is_named_with_its_line():
+def test_a_variable_that_the_memory_goes_to_is_named_with_its_loop():
     gc.collect()
     if sys.platform == "linux":  # or the list grows in what earlier tests have freed
         ctypes.CDLL(None).malloc_trim(0)
     watch = keeping_all()
     (found,) = [each for each in watch.diagnose().findings if each.cause == "drift"]
     assert "`kept` in" in found.evidence and "memory rose" in found.evidence
-    assert "kept.append" in linecache.getline(__file__, found.lines[0].line)
+    assert "in (watch :=" in linecache.getline(__file__, found.lines[0].line)
 
 
 GROWS_MS = np.linspace(8.0, 20.0, 300)
@@ -387,12 +386,6 @@ def test_lines_of_a_loop_that_a_package_runs_are_the_packages():
 # -- two runs compared -----------------------------------------------------------------------------
 
 
-def test_a_saved_run_is_no_trace(capsys):
-    slow, fast = (str(RECORDS / f"workers-{count}.jsonl.gz") for count in (2, 6))
-    assert main(["trace", slow]) == main(["trace", slow, fast]) == 2
-    assert "is a saved run, no trace" in capsys.readouterr().err
-
-
 def test_a_comparison_of_runs_draws_the_earlier_one_above_the_later_on_one_time_scale():
     compared = lk.recorded("workers-6").compare(lk.recorded("workers-0"))
     earlier, later, *_ = compared.plot().axes
@@ -462,6 +455,5 @@ def test_graphs_kept_in_a_list_and_in_a_sum_are_named_and_what_is_cut_or_made_an
         return best, micro, running, total
 
     found = grown_in(loop)
-    lines = {name: each["line"] - loop.__code__.co_firstlineno for name, each in found.items()}
-    assert lines == {"kept": 7, "total": 8}
+    assert found.keys() == {"kept", "total"}
     assert all(each["graph"] for each in found.values())

@@ -10,7 +10,7 @@ import pytest
 
 from labkit import Run
 from labkit.view import style
-from labkit.view.display import in_notebook
+from labkit.view.display import OVER, in_notebook
 from labkit.view.live import LiveView, RunDisplay
 
 MS = 1_000_000
@@ -95,7 +95,7 @@ def test_the_line_says_the_stage_and_then_the_numbers_of_the_run_so_far(bench):
     bench.steps(*range(34))
     view.update(run)
     assert view.status.split(" · ")[:5] == [
-        "step 34 of 40",
+        "step 34",
         f"CPU busy {run.utilization:.0%}",
         f"{run.throughput:.0f} samples/s",
         "waiting for data 5.0 of 6.0 ms a step",
@@ -110,9 +110,8 @@ def test_outside_a_notebook_the_progress_is_a_line_on_stderr(trained, monkeypatc
     monkeypatch.setattr(sys, "stderr", stderr)
     assert not in_notebook()
     shown = RunDisplay()
-    shown.next("run 1 of 2: ")
-    shown.update(trained.run)
-    going = "\rrun 1 of 2: step 34 of 40" if terminal else ""  # rewritten in place
+    shown.update(trained.run, "run 1 of 2: ")
+    going = f"{OVER}run 1 of 2: step 34" if terminal else ""  # rewritten in place
     assert stderr.getvalue().startswith(going) and "\n" not in stderr.getvalue()
     trained.write("done")
     shown.finish(trained.run)

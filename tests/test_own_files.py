@@ -238,7 +238,7 @@ WRITES = {
 def test_a_file_that_is_there_is_replaced_only_when_that_is_asked_for(name, home, tmp_path):
     write, path = WRITES[name], tmp_path / name
     path.write_bytes(b"mine")
-    with pytest.raises(FileKept, match="overwrite=True.*--force"):
+    with pytest.raises(FileKept, match="overwrite=True"):
         write(path)
     assert path.read_bytes() == b"mine" and os.listdir(tmp_path).count(name) == 1
     path.chmod(0o640)

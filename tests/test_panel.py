@@ -55,7 +55,7 @@ def test_a_device_that_stays_busy_names_the_process_how_to_wait_and_how_to_end_i
     os.close(held)
     said = str(busy.value)
     assert f"in use by run run-1 (process {os.getpid()} on " in said
-    assert f"in a terminal with kill {os.getpid()}" in said
+    assert f"`kill {os.getpid()}` ends it" in said
     assert not any(re.search(pattern, said) for pattern in REMEDIES)  # which press buttons
 
 
@@ -69,10 +69,8 @@ def test_a_control_holds_its_knobs_default_and_cannot_send_what_the_knob_refuses
     assert control.value == knob.default and type(control.value) is type(knob.default)
     assert knob.help in control.widget.tooltip and knob.name in control.children[0].value
     widget = control.widget
-    values = [value for _, value in getattr(widget, "options", ())]
-    values = values or [getattr(widget, "min", False), getattr(widget, "max", True)]
-    for value in values:
-        widget.value = value
+    for _, place in widget.options:
+        widget.value = place
         knob.check(control.value)
 
 
@@ -179,7 +177,9 @@ def test_ten_presses_of_run_start_one_run_stop_ends_it_and_the_kernel_stays_free
         await ended(shown)
         assert [run.outcome for run in shown.runs] == ["stopped"]
         assert "Running" not in shown.verdict.value
-        assert shown.view.frame["steps"] == shown.run.steps and "RECORDED" in shown.view.badge
+        assert (
+            shown.view.frame["steps"] == shown.run.steps and "RECORDED" in shown.view.frame["mark"]
+        )
 
     asyncio.run(scenario(), debug=True)  # in which a loop refuses what is not thread-safe
 
@@ -187,7 +187,7 @@ def test_ten_presses_of_run_start_one_run_stop_ends_it_and_the_kernel_stays_free
 def test_no_run_is_left_behind_when_drawing_breaks_or_the_panel_is_closed(monkeypatch):
     async def scenario():
         broken = played()
-        monkeypatch.setattr(broken.view, "update", lambda run: {}["<canvas>"])
+        monkeypatch.setattr(broken.view, "update", lambda *_: {}["<canvas>"])
         closed = played()
         for shown in (broken, closed):
             shown.start()

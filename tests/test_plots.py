@@ -83,23 +83,22 @@ def test_a_run_before_is_named_and_the_title_says_what_the_change_brought(record
     figure = record(1, num_workers=4).plot(before=record())
     assert labels(figure.axes[-1].yaxis) == ["before", "this run"]
     shown = texts(figure)
-    assert "num_workers 0 → 4: 5.4x the throughput, CPU busy 90%" in shown
-    assert "waiting for data 50 → 1 ms" in shown
+    assert "num_workers 0 → 4: 5.4x the throughput; " in shown and "CPU busy 90%" in shown
     there = record(machine=GPU)
     there.data.recorded = True
-    assert texts(there.plot(before=there)).count("RECORDED on NVIDIA H200") == 2
+    assert "this run: RECORDED on NVIDIA H200" in texts(there.plot(before=there))
 
 
 def test_the_teeth_are_the_true_intervals_of_ten_steps_marked_below_on_the_same_clock(record):
     run = record()
     teeth, whole, _ = run.plot().axes
-    assert labels(teeth.yaxis) == ["loop waits for data", "copy", "CPU busy"]
+    assert labels(teeth.yaxis) == ["loop waits for data", "copy", "device busy"]
     start, end = teeth.get_xlim()
     assert end - start == pytest.approx(run.step_ms / 100) and whole.get_xlim()[0] == 0
     device = teeth.collections[-1]  # the last lane
     drawn = [path.get_extents().intervalx for path in device.get_paths()]
     true = run.busy[(run.busy[:, 1] > start) & (run.busy[:, 0] < end)]
-    assert np.allclose(drawn, np.clip(true, start, end))
+    assert np.allclose(drawn, true)
     window = whole.transData.transform([(start, 0), (end, 0)])[:, 0]
     assert any(np.allclose(p.get_extents().intervalx, window) for p in whole.patches)
 
@@ -107,11 +106,11 @@ def test_the_teeth_are_the_true_intervals_of_ten_steps_marked_below_on_the_same_
 def test_runs_without_numbers_say_why_and_show_their_error_as_it_is(record):
     assert "Nothing to draw" in texts(record(steps=1).plot())
     assert "Nothing to draw" in texts(record(0, 0, 0).plot())
-    assert f"failed after 0 steps: RuntimeError: {ODD}." in texts(failed(record).plot())
+    assert f"failed: RuntimeError: {ODD}." in texts(failed(record).plot())
     late = texts(record(end=[{"event": "end", "code": -9}]).plot())
-    assert all(text in late for text in ("failed after 60 steps", "SIGKILL", "mean\n17%"))
+    assert all(text in late for text in ("failed: ", "SIGKILL", "mean\n17%"))
     figure = record().plot(before=failed(record))
-    assert "failed, without numbers to draw" in texts(figure)
+    assert "before: Run(io_ms=2.5) failed" in texts(figure)
     assert labels(figure.axes[-1].yaxis) == ["this run"]
 
 

@@ -17,7 +17,7 @@ def record(folder, steps=STEPS, *, extra=(), spec=(), without=""):
     events = [
         *steps,
         {"event": "items", "worker": -1, "rows": items},
-        {"event": "handoff", "bytes": 1000, "warm_us": 100.0, "cold_us": 100.0},
+        {"event": "handoff", "main_wall_us": 0.0, "worker_us": 0.0},
         *extra,
     ]
     kept = [event for event in events if event["event"] != without]

@@ -17,9 +17,9 @@ LOADER = LoopCode("loader", call="", arguments={"dataset": "data", "num_workers"
 TENSORS = replace(
     LOADER, arguments=LOADER.arguments | {"batch_size": "64"}, dataset_type="TensorDataset"
 )
-BUSY = WorkerEvidence(cpu_shares=(0.95, 0.97), idle_share=0.0)
-AT_REST = WorkerEvidence(cpu_shares=(0.9, 0.9), idle_share=0.9)
-WAITING = WorkerEvidence(cpu_shares=(0.05, 0.1), idle_share=0.0)
+BUSY = WorkerEvidence(workers=2, cpu_share=0.96, idle_share=0.0)
+AT_REST = WorkerEvidence(workers=2, cpu_share=0.9, idle_share=0.9)
+WAITING = WorkerEvidence(workers=2, cpu_share=0.08, idle_share=0.0)
 ASKS = ("loader", "", "train.py", 57, "train", "")  # the line of the loop itself
 STACKS = ("loader", "collate", TORCH, 275, "collate_tensor_fn", "torch.stack()")
 

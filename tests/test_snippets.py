@@ -68,7 +68,7 @@ LOADERS = [
     "DataLoader(stream, batch_size=8)",
     "torch.utils.data.DataLoader(TensorDataset(torch.arange(64.0)), batch_size=8, shuffle=True)",
 ]
-RESTARTED = Epochs(0.4, 900.0)
+RESTARTED = Epochs(0.4)
 CHANGES = [
     {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False},
     {"prefetch_factor": 4, "num_workers": 1},
@@ -233,6 +233,6 @@ def test_no_line_to_paste_drops_an_argument_or_names_what_is_not_there():
 
 
 def test_a_trainers_user_is_given_a_line_that_changes_their_training_arguments():
-    code = LoopCode(trainer=True, cards=2)
+    code = LoopCode(trainer=True)
     finding = fed(use=CoreUse(2), code=code)
     assert finding.code == "# TrainingArguments(..., dataloader_num_workers=2)\n"

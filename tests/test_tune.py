@@ -110,7 +110,7 @@ def test_an_interrupted_cell_returns_what_a_sweep_or_a_tuning_has(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         lk.sweep(num_workers=[0, 2])
     monkeypatch.setattr("labkit.view.running.in_notebook", lambda: True)
-    assert "(2 not run)" in str(lk.sweep(num_workers=[0, 2]))
+    assert "not run" in str(lk.sweep(num_workers=[0, 2]))
     monkeypatch.setattr("labkit.tuning.trial_bench.launch", pressed)
     monkeypatch.setenv("LABKIT_WARM", "0")
     monkeypatch.setattr("labkit.tuning.set_up.machine", lambda: RECORDED.machine)
@@ -215,15 +215,13 @@ def test_a_module_and_function_in_the_current_folder_is_found_from_a_terminal(
 ):
     (tmp_path / "own_data.py").write_text(textwrap.dedent(MODULE))
     monkeypatch.chdir(tmp_path)
-    given = "own_data:make --step own_data:step --batch-size 8"
-    given += " --seconds 0.3 --max-workers 1 --json"
+    given = "own_data:make --seconds 0.3 --json"
     env = os.environ | {"PYTHONPATH": str(Path(lk.__file__).parents[1])}
     done = labkit_command("tune", *given.split(), env=env)
     assert done.returncode == 0, done.stderr
     assert "start" in done.stderr and "Tuning(own_data:make)" in done.stderr
     found = json.loads(done.stdout)
     assert found["best_throughput"] >= found["baseline_throughput"] and found["snippet"]
-    assert found["best"]["batch_size"] == 8
 
 
 def numpy_items(knobs):

@@ -22,8 +22,13 @@ from labkit.tuning.search import Search
 from labkit.tuning.search_result import Tuning
 from labkit.tuning.trial import Outcome, Trial, of_loader
 
+# Else an optimizer imports torch's compiler: as long again as torch, in each of some forty runs
+NO_COMPILER = (
+    "torch._dynamo = sys.modules['torch._dynamo'] = types.SimpleNamespace("
+    "disable=lambda fn=None, *_, **__: fn, graph_break=lambda: None)"
+)
 SCRIPT = """
-import os, sys, time, torch
+import os, sys, time, types, torch; {NO_COMPILER}
 class Slow(torch.utils.data.Dataset):
     def __len__(self):
         return {length}
@@ -64,7 +69,7 @@ USUAL = {
 
 def command_of(folder, **parts):
     path = folder / "train.py"
-    path.write_text(SCRIPT.format(**USUAL | parts))
+    path.write_text(SCRIPT.format(NO_COMPILER=NO_COMPILER, **USUAL | parts))
     return [sys.executable, str(path)]
 
 

@@ -3,7 +3,6 @@
 import itertools
 import json
 import sys
-import threading
 import time
 
 import pytest
@@ -13,7 +12,6 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 import labkit as lk
 from labkit.instruments import hangs
-from labkit.stamps.events import now_ns
 
 pytestmark = pytest.mark.usefixtures("watches_end")
 slow = pytest.mark.slow
@@ -84,8 +82,8 @@ def test_batches_are_the_same_to_the_bit_and_all_are_counted(kind, workers):
     assert len(recorded) == max(1, workers)
     assert len(seen[0]) == run.steps
     if kind != "persistent":  # whose workers go on, and keep the rows of their last moment
-        assert sum(each.batches for each in recorded) == run.steps
-        assert sum(each.items for each in recorded) == (74 if kind == "stream" else 80)
+        sums = recorded.rows[["batches", "items"]].sum().tolist()
+        assert sums == [run.steps, 74 if kind == "stream" else 80]
 
 
 # -- the whole time ------------------------------------------------------------------------------
@@ -103,7 +101,6 @@ for epoch in range(3):
         time.sleep(0.002)
     for batch in test:
         time.sleep(0.02)
-    torch.save(model.state_dict(), FILE)
     time.sleep(0.1)
 """
 
@@ -111,14 +108,14 @@ for epoch in range(3):
 @slow
 def test_the_whole_time_of_a_script_is_shared_out_by_loops_and_adds_up_to_one(tmp_path):
     path = tmp_path / "train.py"
-    path.write_text(SCRIPT.replace("FILE", repr(str(tmp_path / "model.pt"))))
+    path.write_text(SCRIPT)
     _, found = watched([sys.executable, path])
     parts = {part["part"]: part for part in found["wall_shares"]["parts"]}
     assert sum(part["share"] for part in parts.values()) == pytest.approx(1)
     trains, validates = parts["training loop"], parts["validation"]
     assert trains["seconds"] > 120 * 0.002 and validates["seconds"] > 60 * 0.02
     assert (trains["place"], validates["place"]) == ("train.py:8", "train.py:12")
-    assert {"before the first batch", "between epochs", "checkpoints"} <= parts.keys()
+    assert {"before the first batch", "between epochs"} <= parts.keys()
     causes = {each["cause"]: each for each in found["findings"]}
     assert "is validation (train.py:12)" in causes["validation"]["evidence"]
 
@@ -148,42 +145,25 @@ def test_a_starved_loop_has_headroom_and_a_watch_records_no_replayed_step():
 
 class Stuck(Waiting):
     def __getitem__(self, index):
-        time.sleep(2.5 if index == 21 else 0.0)
+        time.sleep(3.5 if index == 21 else 0.0)
         return index
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_hang_is_named_with_its_worker_item_and_line_and_a_loop_that_moves_is_none(
-    workers, tmp_path
-):
+def test_a_hang_is_said_once_with_its_worker_and_item(workers, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(hangs, "LEAST_S", 1.0)
+    monkeypatch.setattr(hangs, "LEAST_TIMES", 0.0)  # workers have only just started
     watched = lk.watch(DataLoader(Stuck(0, 40), 4, num_workers=workers), live=False)
-    said = []
-
-    def look():
-        watch = hangs.HangWatch(lambda: [watched._recorder.folder], said.append)
-        for later_s in (0, 1_000, 1_001):  # as if so much time had passed
-            later = watch.looked_ns = now_ns() + int(later_s * 1e9)
-            watch.look(later)
-
-    def is_hang(later_s):
-        return hangs.hang_in([watched._recorder.folder], now_ns() + int(later_s * 1e9))
-
-    timer = threading.Timer(1.0, look)
-    for step, _ in enumerate(watched):
-        assert not is_hang(0) and not is_hang(20)  # in its body, it may validate
-        if step == 3:
-            timer.start()
-    timer.join()
+    for _ in watched:
+        time.sleep(0.01)
     watched.close()
-    assert not is_hang(1_000)  # it is over
-    [text] = said
+    said = capfd.readouterr().err
     who = "worker 1" if workers else "the main process"
-    assert who in text and "item 21 of batch 5" in text and "timeout=60" in text
-    if sys.platform == "linux":
-        assert "test_workers.py" in text and "time.sleep(" in text
+    assert said.count("nothing has moved for") == 1
+    assert who in said and "item 21 of batch 5" in said and "timeout=60" in said
     run = watched.run
-    assert run.workers.hang is None
+    assert run.workers.hang is None  # it went on
     still = tmp_path / "still.jsonl"  # as of a loop that somebody interrupted
     with still.open("w") as log:
         for line in (run.path / "events.jsonl").open():
@@ -191,5 +171,5 @@ def test_a_hang_is_named_with_its_worker_item_and_line_and_a_loop_that_moves_is_
             if event["event"] != "done" and event.get("i", 0) < 5:
                 log.write(line)
     hang = lk.load(still).workers.hang
-    assert (hang.index, hang.worker) == (21, 1 if workers else None) and hang.seconds > 1_000
+    assert (hang.index, hang.worker) == (21, 1 if workers else None) and hang.seconds > 1
     assert not list(run.path.glob("progress-*"))

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from labkit.instruments import lifetime
-from labkit.orders import RowsOrder, RunOrder
+from labkit.orders import Order
 from labkit.process.family import die_with
 from labkit.stamps.events import EventLog
 
@@ -28,7 +28,7 @@ def warm_up() -> None:
     gc.collect()
 
 
-def run(order: RunOrder | RowsOrder, folder: Path, log: EventLog) -> None:
+def run(order: Order, folder: Path, log: EventLog) -> None:
     """Do what the order asks for."""
     log.write("hello", pid=os.getpid())
     log.stage("importing torch")

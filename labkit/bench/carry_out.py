@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import multiprocessing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from labkit.bench.loop import Trainer, train
 from labkit.bench.planted_fault import planted
 from labkit.bench.quick_runs import shorten
 from labkit.bench.resolve_config import resolve_config
-from labkit.instruments import devices, loader_workers, machine, resources
+from labkit.instruments import loader_workers, machine, resources
 from labkit.instruments.loader_hook import Recording, in_workers
 from labkit.instruments.loader_work import LoaderWork
 from labkit.instruments.sampler import Sampler
 from labkit.knobs import Settings
-from labkit.orders import DataOrder, Order, PipelineOrder, RowsOrder, RunOrder, ScriptOrder
+from labkit.orders import Order
 from labkit.process.device_lock import hold
 from labkit.spec import LOADER_KNOBS, Job
 from labkit.stamps.events import EventLog
@@ -31,17 +31,14 @@ from labkit.stamps.timeline import make_timeline
 
 LEAST_WARMUP = 3  # steps left out of the statistics, where no more batches are prefetched
 
-Here = Mapping[str, object]
-"""The machine, as its event describes it."""
 
-
-def do(order: RunOrder | RowsOrder, folder: Path, log: EventLog) -> None:
+def do(order: Order, folder: Path, log: EventLog) -> None:
     """Take the device, do what `order` says on it, and write what it took."""
     if "source" not in order or "measure" in order:  # a reader's own step keeps its threads
         resources.use_fixed_threads()
-    device = devices.find_device(order["pipeline"]["device"])
-    devices.use(device)
-    here = machine.describe(device) | {"unused_gpu": devices.unused_gpu()}
+    device = machine.find_device(order["pipeline"]["device"])
+    machine.use(device)
+    here = machine.describe(device) | {"unused_gpu": machine.unused_gpu()}
     log.write("machine", **here)
     hold(Path(order["cache"]), here.get("uuid") or device.type, order["run"], waiting=log.waiting)
     if "measure" in order:
@@ -57,7 +54,7 @@ def do(order: RunOrder | RowsOrder, folder: Path, log: EventLog) -> None:
         run_pipeline(order, device, here, folder, log)
 
 
-def run_own(order: DataOrder, here: Here, folder: Path, log: EventLog) -> None:
+def run_own(order: Order, here: Settings, folder: Path, log: EventLog) -> None:
     """Feed the reader's dataset to their step."""
     job, not_applied = resolve_config(order["pipeline"], here, size_model=False)
     knobs = {name: getattr(job, name) for name in LOADER_KNOBS}  # the others act on nothing
@@ -72,11 +69,7 @@ def run_own(order: DataOrder, here: Here, folder: Path, log: EventLog) -> None:
 
 
 def run_pipeline(
-    order: PipelineOrder | ScriptOrder,
-    device: torch.device,
-    here: Here,
-    folder: Path,
-    log: EventLog,
+    order: Order, device: torch.device, here: Settings, folder: Path, log: EventLog
 ) -> None:
     """Set up the pipeline that `order` describes, and train."""
     job = settled(order["pipeline"], here, log)
@@ -101,7 +94,7 @@ def run_pipeline(
     write_work(job, device, log)
 
 
-def settled(asked: Settings, here: Here, log: EventLog, **not_applied: str) -> Job:
+def settled(asked: Settings, here: Settings, log: EventLog, **not_applied: str) -> Job:
     """Return and write the job that this device can do of what was asked for."""
     job, why_not = resolve_config(asked, here)
     not_applied |= why_not

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 
-from labkit.orders import RowsAsked
+from labkit.orders import Order
 from labkit.spec import KNOBS
 
 TIMED = ("ms", "iqr_ms", "noisy", "tflops", "gib_s", "error")  # columns that the bench adds
@@ -55,6 +55,6 @@ class Grid:
         combinations = itertools.product(*self.values.values())
         return [dict(zip(self.values, values, strict=True)) for values in combinations]
 
-    def to_spec(self) -> RowsAsked:
+    def to_spec(self) -> Order:
         """Return what the log's first event says of it."""
         return {"measure": self.name, "points": self.points, "pipeline": {"device": self.device}}

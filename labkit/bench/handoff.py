@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from statistics import median
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -17,9 +17,7 @@ COST_S = 0.4  # about what it takes with the worker's start
 MIN_STEPS = 8  # of a run: a shorter one is a quick look
 ROUNDS = 12
 BUDGET_NS = 350_000_000
-COLD_EVERY = 3  # rounds: one after a long wait, the others right after a step
 FIRST = 2  # rounds that are left out: the worker starts
-COLD_S = 0.035  # after such a wait the model finds cold caches and a core that was asleep
 SETTLE_S = 0.004  # between two batches where there is no step that could be tried
 TIMEOUT_S = 20
 
@@ -38,7 +36,7 @@ class Ready(Dataset):
         return ROUNDS + 4  # more than are taken: the last are prepared as the others
 
     def __getitem__(self, _index: int) -> tuple[Batch, int, int]:
-        """Return the batch; CPU time (ns) since the one before, and of moving this one."""
+        """Return the batch; CPU time (ns) of moving this one, and since the one before."""
         between = time.process_time_ns() - self.before_ns
         start = time.thread_time_ns()
         batch = tuple(tensor.clone().share_memory_() for tensor in self.batch)
@@ -47,7 +45,7 @@ class Ready(Dataset):
             tensor.clone()
         cloning = time.thread_time_ns() - shared
         self.before_ns = time.process_time_ns()
-        return batch, between, max(0, shared - start - cloning)
+        return batch, shared - start - cloning, between
 
 
 def look(batch: Batch, steps: int, log: EventLog, trainer: Trainer | None) -> None:
@@ -55,11 +53,8 @@ def look(batch: Batch, steps: int, log: EventLog, trainer: Trainer | None) -> No
 
     Batches are taken right after a step: at rest, taking one costs up to five times as much.
     """
-    if steps < MIN_STEPS:
-        return
-    if trainer is not None and trainer.device.type != "cpu":
-        trainer = None  # a device of its own leaves the host's caches as they are
-    write_or_why(log, "handoff", lambda: _costs(batch, trainer))
+    if steps >= MIN_STEPS:
+        write_or_why(log, "handoff", lambda: _costs(batch, trainer))
 
 
 def _costs(batch: Batch, trainer: Trainer | None) -> dict[str, float]:
@@ -74,35 +69,16 @@ def _costs(batch: Batch, trainer: Trainer | None) -> dict[str, float]:
     deadline = now_ns() + BUDGET_NS
     batches = iter(loader)
     next(batches)
-    soon: list[tuple[int, ...]] = []
-    late: list[tuple[int, ...]] = []  # those after a long wait
-    for turn in range(ROUNDS):
-        is_late = trainer is not None and turn % COLD_EVERY == 0
-        if is_late or trainer is None:
-            time.sleep(COLD_S if is_late else SETTLE_S)
+    rounds = []
+    for _ in range(ROUNDS):
         asked = now_ns()
-        received, worker, share = next(batches)
-        took = now_ns() - asked
-        (late if is_late else soon).append((took, share, worker, _used(received, trainer)))
-        if now_ns() > deadline and len(soon) > FIRST + 1:
+        received, share, worker = next(batches)
+        rounds.append((now_ns() - asked, share, worker))
+        if trainer is not None and trainer.device.type == "cpu":
+            trainer.compute(*trainer.to_device(*received), update=True)
+        else:
+            time.sleep(SETTLE_S)
+        if now_ns() > deadline and len(rounds) > FIRST + 1:
             break
-    names = ("main_wall_us", "share_us", "worker_us", "warm_us" if trainer else "touch_us")
-    costs = {
-        name: max(0.0, median(each) / 1e3)
-        for name, each in zip(names, zip(*soon[FIRST:], strict=True), strict=True)
-    }
-    if len(late) > 2:
-        costs["cold_us"] = median(used for *_, used in late[1:]) / 1e3
-    return costs | {"bytes": sum(tensor.nbytes for tensor in batch)}
-
-
-def _used(batch: Batch, trainer: Trainer | None) -> int:
-    """Train on a batch, or read it; return the CPU time (ns), of a read beyond that of another."""
-    start = time.thread_time_ns()
-    if trainer is not None:
-        trainer.compute(*trainer.to_device(*batch), update=True)
-        return time.thread_time_ns() - start
-    batch[0].sum()
-    middle = time.thread_time_ns()
-    batch[0].sum()
-    return 2 * middle - start - time.thread_time_ns()
+    main_wall, share, worker = np.maximum(np.median(rounds[FIRST:], axis=0) / 1e3, 0).tolist()
+    return {"main_wall_us": main_wall, "share_us": share, "worker_us": worker}

@@ -18,7 +18,7 @@ from labkit.stamps.events import now_ns
 from labkit.stamps.timeline import DeviceTimeline, HostTimeline, Step
 
 if TYPE_CHECKING:
-    from labkit.bench.user_step import OwnStep
+    from labkit.bench.user_dataset import OwnStep
 
 Trains: TypeAlias = "Trainer | OwnStep"
 """What trains: a model of ours, or a step that a reader wrote."""

@@ -17,7 +17,7 @@ from labkit.bench.grid import TIMED
 from labkit.bench.stopwatch import Bench, Skipped
 from labkit.bench.user_dataset import fetch
 from labkit.instruments import resources
-from labkit.orders import RowsOrder
+from labkit.orders import Order
 from labkit.stamps.events import EventLog, RowFailure
 
 MOST_TEXT = 300  # characters of an error
@@ -26,7 +26,7 @@ MOST_TEXT = 300  # characters of an error
 Failure = tuple[RowFailure, str]  # why a row has no numbers, and in which words
 
 
-def perform(order: RowsOrder, device: torch.device, folder: Path, log: EventLog) -> None:
+def perform(order: Order, device: torch.device, folder: Path, log: EventLog) -> None:
     """Call the reader's function for each point of the grid, and write its rows as they come.
 
     Where one runs out of memory, or fails on a card, a fresh process goes on with the next.

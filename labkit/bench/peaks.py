@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from labkit import quotas
 from labkit.bench import formats
 from labkit.instruments import host, machine
 from labkit.process import folders
@@ -33,7 +32,6 @@ SECONDS = 0.5  # of timing for each rate
 # still find a part there (Mei and Chu, IEEE TPDS 28(1), 2017)
 TIMES_CACHE = 4
 LEAST_BYTES = 2**30
-SHARE_OF_FREE = 1 / 4  # of the free memory, at the most, for that array
 SIDES = (1024, 2048, 4096, 8192)  # of square matrices
 LONG_ENOUGH = 0.01  # seconds of a product: a larger one would reach no more
 
@@ -57,13 +55,7 @@ def memory_rate(bench: Bench) -> float:
 
     A copy would read its target too before a CPU overwrites it, which nobody counts.
     """
-    on_card = bench.device.type == "cuda"
-    free = torch.cuda.mem_get_info(bench.device)[0] if on_card else quotas.free_ram_bytes()
-    beyond_cache = TIMES_CACHE * machine.cache_bytes(bench.device)
-    size = int(min(max(LEAST_BYTES, beyond_cache), SHARE_OF_FREE * free))
-    if size < beyond_cache:
-        need = beyond_cache / SHARE_OF_FREE / 2**30
-        bench.skip(f"needs {need:.1f} GiB of free memory, {free / 2**30:.1f} are free")
+    size = max(LEAST_BYTES, TIMES_CACHE * machine.cache_bytes(bench.device))
     array = torch.ones(size // 4, device=bench.device)
     return fastest(bench, lambda: array.mul_(0.9999), 2 * array.nbytes)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import torch
 from torch import distributed as dist
 
 from labkit.bench import data, flops
@@ -17,16 +16,19 @@ from labkit.bench.carry_out import begun, compile_model, made_dataset, settled
 from labkit.bench.gradient_exchange import DistributedTrainer
 from labkit.bench.loop import train
 from labkit.bench.planted_fault import planted
-from labkit.instruments import devices, lifetime, machine, resources
+from labkit.instruments import lifetime, machine, resources
 from labkit.instruments.record_head import write_spec
 from labkit.instruments.telemetry_process import telemetry_beside
 from labkit.knobs import Settings
-from labkit.orders import RanksOrder
+from labkit.orders import Order
 from labkit.process.device_lock import hold
 from labkit.stamps.events import EventLog
 
+NO_CARD = "each rank needs a CUDA device of its own, and there are fewer: all train on the CPU"
+TOGETHER = "ranks end together, after as many steps"
 
-def run(order: RanksOrder, folder: Path, log: EventLog) -> None:
+
+def run(order: Order, folder: Path, log: EventLog) -> None:
     """Join the other ranks, train with them, and write what this one did."""
     rank = int(os.environ["RANK"])
     ranks = order["ranks"]
@@ -35,20 +37,28 @@ def run(order: RanksOrder, folder: Path, log: EventLog) -> None:
     write_spec(log, f"{order['run']}-rank{rank}", pipeline)
     resources.use_fixed_threads()
     resources.keep_freed_memory()
-    device, not_the_gpu = devices.of_rank(pipeline["device"], ranks, rank)
-    devices.use(device)
-    facts = describe(device, rank, folder, log)
-    if device.type == "cuda" or rank == 0:  # ranks on the CPU share it
-        name = devices.card_uuid(device) if device.type == "cuda" else device.type
+    device = machine.of_rank(pipeline["device"], ranks, rank)
+    machine.use(device)
+    here = machine.describe(device)
+    log.write("machine", **here)
+    if rank == 0:  # for the run as a whole; its telemetry is of no single card
+        EventLog(folder).write("machine", **here | {"uuid": None})
+    on_cards = device.type == "cuda"
+    if on_cards:  # its own card, into its own log; it ends with the rank
+        telemetry_beside(folder / f"rank{rank}")
+    if on_cards or rank == 0:  # ranks on the CPU share it
+        name = here.get("uuid") or device.type
         hold(Path(order["cache"]), name, order["run"], EventLog(folder).waiting)
     log.stage("waiting for the other ranks")
-    backend = "nccl" if device.type == "cuda" else "gloo"
     meeting = f"file://{folder.absolute()}/ranks"
+    backend = "nccl" if on_cards else "gloo"
     dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=ranks)
-    why_not = {"device": not_the_gpu} if not_the_gpu else {}
+    why_not = {}
+    if not on_cards and machine.find_device(pipeline["device"]).type != "cpu":
+        why_not["device"] = NO_CARD
     if order["pipeline"]["seconds"] is not None:
-        why_not["seconds"] = "ranks end together, after as many steps"
-    job = settled(pipeline, facts, log, **why_not)
+        why_not["seconds"] = TOGETHER
+    job = settled(pipeline, here, log, **why_not)
     job.shard = (rank, ranks)
     items = made_dataset(job, order, log)
     log.stage("building the model")
@@ -56,29 +66,12 @@ def run(order: RanksOrder, folder: Path, log: EventLog) -> None:
     compile_model(trainer, log)
     if rank == ranks - 1:  # for tests: one rank breaks, the others do not
         items = planted(order["fault"], items, trainer)
-    train_together(trainer, items, log)
-
-
-def describe(device: torch.device, rank: int, folder: Path, log: EventLog) -> Settings:
-    """Write what a rank runs on, and return it."""
-    facts = machine.describe(device)
-    log.write("machine", **facts)
-    if device.type == "cuda":  # its own card, into its own log; it ends with the rank
-        telemetry_beside(folder / f"rank{rank}")
-    if rank == 0:  # for the run as a whole; its telemetry is of no single card
-        EventLog(folder).write("machine", **facts | {"uuid": None})
-    return facts
-
-
-def train_together(trainer: DistributedTrainer, items: data.Images, log: EventLog) -> None:
-    """Train in step with the other ranks."""
-    job = trainer.job
     timeline = trainer.timeline(log)
     iterator = begun(data.make_loader(items, job), job, log)
     dist.barrier()  # or the first step would wait for whoever started last
     train(trainer, iterator, timeline, job)
-    log.write("memory", peak_bytes=resources.peak_bytes(trainer.device))
-    flops.write_work(job, trainer.device, log)
+    log.write("memory", peak_bytes=resources.peak_bytes(device))
+    flops.write_work(job, device, log)
     dist.barrier()  # nobody closes a connection that another one still uses
 
 

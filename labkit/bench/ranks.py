@@ -14,14 +14,14 @@ import time
 from pathlib import Path
 
 from labkit.instruments import lifetime
-from labkit.orders import RanksOrder
+from labkit.orders import Order
 from labkit.process import family
 from labkit.stamps.events import FILE_NAME, EventLog, events_named
 
 POLL_S = 0.05
 
 
-def launch(order: RanksOrder, folder: Path, log: EventLog) -> int | None:
+def launch(order: Order, folder: Path, log: EventLog) -> int | None:
     """Start the ranks, and wait for them; return the exit code, None if it is 0."""
     log.write("hello", pid=os.getpid())
     log.stage("starting the ranks")
@@ -34,30 +34,33 @@ def launch(order: RanksOrder, folder: Path, log: EventLog) -> int | None:
     while None in codes and not any(codes):
         time.sleep(POLL_S)
         codes = [rank.poll() for rank in ranks]
-    if not any(codes):
+    failed = {rank: code for rank, code in enumerate(codes) if code}
+    if not failed:
         return None
-    # the others, which only lost their peer, end with this process
-    name_the_failed({rank: code for rank, code in enumerate(codes) if code}, folder, log)
+    name_the_failed(failed, folder, log)  # the others end with this process
     return 1
 
 
 def name_the_failed(codes: dict[int, int], folder: Path, log: EventLog) -> None:
-    """Write which rank was killed, or raised first, by the exit codes of those that failed."""
-    killed = [rank for rank, code in codes.items() if code < 0]
-    raised = {}
+    """Write which rank was killed, or raised first, by the exit codes of those that failed.
+
+    The others only lost their peer.
+    """
+    errors = {}
     for rank in codes:
         with contextlib.suppress(OSError, StopIteration):
-            raised[rank] = next(events_named("error", folder / f"rank{rank}" / FILE_NAME))
-    traceback = None
-    if raised and not killed:
-        rank = min(raised, key=lambda rank: raised[rank]["t_ns"])
-        why = f"{raised[rank]['kind']}: {raised[rank]['message']}"
-        traceback = raised[rank]["traceback"]
-    else:
-        rank = next(iter(killed or codes))
-        why = f"it was ended by {family.exit_name(codes[rank])}"
-    said = {"kind": f"Rank {rank}", "message": why, "traceback": traceback, "workers": {}}
-    log.write("error", **said, failed_rank=rank)
+            errors[rank] = next(events_named("error", folder / f"rank{rank}" / FILE_NAME))
+    rank = min(codes, key=lambda rank: (codes[rank] > 0, errors.get(rank, {}).get("t_ns", 0)))
+    error = errors.get(rank)
+    why = f"{error['kind']}: {error['message']}" if error else None
+    log.write(
+        "error",
+        kind=f"Rank {rank}",
+        message=why or f"it was ended by {family.exit_name(codes[rank])}",
+        traceback=error and error["traceback"],
+        workers={},
+        failed_rank=rank,
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import torch
 
 from labkit.bench.grid import NOISY
 from labkit.bench.quick_runs import quick_run
-from labkit.instruments import devices
+from labkit.instruments import machine
 
 MIN_SECONDS = 0.1  # of timing for a row
 QUICK_PART = 10  # with LABKIT_QUICK=1 a row takes one part in 10, whatever its noise
@@ -85,12 +85,12 @@ class Bench:
 
     def needs_compiler(self) -> None:
         """End this row where `torch.compile`, or Triton, lacks what it needs, and say what."""
-        if lacking := devices.compile_lacks(self.device):
+        if lacking := machine.compile_lacks(self.device):
             self.skip(lacking)
 
     def synchronize(self) -> None:
         """Wait until the device has done what it was given."""
-        devices.finish(self.device)
+        machine.finish(self.device)
 
     def _add(self, times: list[float], **more: object) -> float:
         """Add a row; return the median of its times."""

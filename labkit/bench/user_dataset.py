@@ -6,32 +6,33 @@ import os
 import pickle
 import pkgutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from labkit.bench import data
 from labkit.bench.by_value import send_by_value
-from labkit.bench.user_step import OwnStep
 from labkit.instruments import batch_contents
 from labkit.instruments.batch_contents import Batch
-from labkit.orders import UserSource
+from labkit.orders import Order
 from labkit.spec import Job
 
+NO_LOSS = torch.tensor(float("nan"))
 ONE = torch.empty(1)  # expanded, it counts samples and holds none
 
 
-def fetch(source: UserSource, folder: Path) -> dict[str, Any]:
+def fetch(source: Order, folder: Path) -> dict[str, Any]:
     """Return what the user's kernel sent, for this process only; relative paths are theirs."""
     os.chdir(source["cwd"])
     sys.path += [place for place in source["path"] if place not in sys.path]
     return pickle.loads((folder / source["payload"]).read_bytes())
 
 
-def prepare(source: UserSource, job: Job, folder: Path) -> tuple[OwnStep, EndlessBatches]:
+def prepare(source: Order, job: Job, folder: Path) -> tuple[OwnStep, EndlessBatches]:
     """Return what trains, and the loader that feeds it; raise where the reader's parts do not."""
     torch.manual_seed(job.seed)
     try:
@@ -55,10 +56,10 @@ def prepare(source: UserSource, job: Job, folder: Path) -> tuple[OwnStep, Endles
 
 
 def checked(dataset: Any) -> Any:
-    """Return `dataset` if a DataLoader can use it again and again; raise TypeError if not."""
-    kind = type(dataset).__name__
+    """Return `dataset` if a DataLoader can use it again and again; raise if not."""
     if isinstance(dataset, IterableDataset):
         return dataset
+    kind = type(dataset).__name__
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         need = "it needs __len__ and __getitem__, or to be an IterableDataset."
         raise TypeError(f"{kind} is not a dataset: {need}")
@@ -72,29 +73,26 @@ class EndlessBatches:
 
     def __init__(self, loader: DataLoader[object], job: Job):
         self.loader = loader
-        self.job = job
-        self.streams = isinstance(loader.dataset, IterableDataset)
-        self.tensors: tuple[torch.Tensor, ...] = ()  # of the first batch
+        self.size = job.batch_size
+        self.workers = job.num_workers
+        self.first: list[str] = []  # batches of a stream: one of each worker, and one more
+        self.tensors: tuple[torch.Tensor, ...] = ()  # of a batch
 
     def __iter__(self) -> Iterator[tuple[Batch, torch.Tensor]]:
         return self._endless(iter(self.loader))  # which starts the workers
 
     def _endless(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, torch.Tensor]]:
-        is_first = True
-        first: list[Batch] = []  # of each worker, and one more
-        size = self.job.batch_size
+        is_stream = isinstance(self.loader.dataset, IterableDataset)
         while True:
             batch = None
             for batch in batches:
-                if is_first:
-                    self.tensors = tuple(filter(torch.is_tensor, batch_contents.leaves(batch)))
-                    is_first = False
-                if self.streams and len(first) <= self.job.num_workers:
-                    first.append(batch)
-                    self._compare(first)
+                self.tensors = self.tensors or tensors_in(batch)
+                if is_stream and len(self.first) <= self.workers:
+                    self.first.append(repr(batch))
+                    self._compare(*self.first)
                 # in place of the labels, which only the reader knows
-                count = batch_contents.samples_in(batch, size) if self.streams else None
-                yield batch, ONE.expand(count or size)  # the last of a stream may be short
+                count = batch_contents.samples_in(batch, self.size) if is_stream else None
+                yield batch, ONE.expand(count or self.size)  # the last of a stream may be short
             if batch is None:
                 raise RuntimeError(
                     "a pass over the dataset gave no batch: is it a one-shot iterator? Its "
@@ -102,23 +100,46 @@ class EndlessBatches:
                 )
             batches = iter(self.loader)
 
-    def _compare(self, first: list[Batch]) -> None:
+    def _compare(self, one: str, *others: str) -> None:
         """Raise where every worker streams the same samples: they would all be trained on twice."""
-        workers = self.job.num_workers
-        if workers < 2 or len(first) <= workers:
-            return
-        if are_same(first[0], first[1]) and not are_same(first[0], first[-1]):
+        if 1 < self.workers == len(others) and one == others[0] != others[-1]:
             raise RuntimeError(
-                f"each of {workers} workers streams the same samples: with an IterableDataset "
+                f"each of {self.workers} workers streams the same samples: with an IterableDataset "
                 "use torch.utils.data.get_worker_info() to give each worker its own share, "
                 "or stay at num_workers=1."
             )
 
 
-def are_same(one: Batch, other: Batch) -> bool:
-    """Return whether two batches of a loader hold the same."""
-    pairs = zip(batch_contents.leaves(one), batch_contents.leaves(other), strict=False)
-    return all(
-        torch.equal(a, b) if torch.is_tensor(a) and torch.is_tensor(b) else repr(a) == repr(b)
-        for a, b in pairs
-    )
+def tensors_in(batch: Batch) -> tuple[torch.Tensor, ...]:
+    """Return the tensors of a batch."""
+    return tuple(filter(torch.is_tensor, batch_contents.leaves(batch)))
+
+
+class OwnStep:
+    """The reader's step in the place of the bench's own Trainer.
+
+    Without one the loop only takes the batches: nothing is busy, and what is measured is the loader
+    alone.
+    """
+
+    side_stream = None
+
+    def __init__(self, step: Callable[[Batch], object] | None, job: Job):
+        self.job = job
+        self.device = torch.device(job.device)
+        self.step = step
+        self.model = nn.Identity()
+
+    def to_device(self, images: Batch, labels: torch.Tensor, /) -> tuple[Batch, torch.Tensor]:
+        """Return the batch as it is: copying it is the step's business."""
+        return images, labels
+
+    def compute(self, images: Batch, _counted: torch.Tensor, /, update: bool) -> torch.Tensor:
+        """Do the reader's step on a batch; return its loss, NaN where it returns none."""
+        loss = self.step(images) if self.step else None
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            return loss.detach().float().reshape(())  # as (1,) it would not fit the recorder's slot
+        return torch.tensor(float(loss)) if isinstance(loss, (int, float)) else NO_LOSS
+
+    def after_step(self) -> None:
+        """Go on."""

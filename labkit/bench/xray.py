@@ -7,11 +7,11 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile as profiler
@@ -21,7 +21,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from labkit.bench import formats, handoff
 from labkit.bench.data import Batch
 from labkit.bench.loop import Trainer
-from labkit.instruments import devices
+from labkit.instruments import machine
 from labkit.instruments.record_head import write_or_why
 from labkit.spec import Job
 from labkit.stamps.events import XRAY_NAME, EventLog
@@ -51,10 +51,9 @@ OPERATOR = re.compile(r"^(?!autograd::engine)\w+::\w|CompiledFxGraph")
 
 def keep_time(job: Job) -> None:
     """Shorten a run that has a limit of some seconds by what the looks after it will take."""
-    if job.xray and job.seconds and job.seconds < 2.5 * COST_S:
-        job.xray = False
-    elif job.xray and job.seconds:
-        job.seconds -= COST_S + handoff.COST_S
+    if job.xray and job.seconds:
+        job.xray = job.seconds >= 2.5 * COST_S
+        job.seconds -= job.xray * (COST_S + handoff.COST_S)
 
 
 def look(
@@ -72,11 +71,7 @@ def look(
 def _xray(trainer: Trainer, batches: Iterator[Batch], folder: Path) -> dict[str, float | None]:
     """Return what a step is made of, and what it takes in other settings."""
     batch = trainer.to_device(*next(batches))
-    start = time.perf_counter()
-    trainer.compute(*batch, update=True)
-    devices.finish(trainer.device)
-    seconds = time.perf_counter() - start
-    if seconds > LONGEST_STEP_S:
+    if (seconds := _timed(trainer, *batch, trainer.job.precision)) > LONGEST_STEP_S:
         raise RuntimeError(f"a step takes {seconds:.1f} s: too long to repeat")
     recorded = _recorded(trainer, batches)
     plain = folder / "xray.json"
@@ -101,7 +96,7 @@ def _recorded(trainer: Trainer, batches: Iterator[Batch]) -> profiler:
             trainer.after_step()  # its kernels, if any, are none of the step's compute
             if time.perf_counter() - start > PROFILED_S:
                 break
-        devices.finish(trainer.device)  # its kernels must be in the trace
+        machine.finish(trainer.device)  # its kernels must be in the trace
     return recorded
 
 
@@ -119,10 +114,8 @@ def summarise(events: list[FunctionEvent]) -> dict[str, float | None]:
         and event.time_range.end <= window.end
         and OPERATOR.search(event.name)
     ]
-    operators.sort(key=lambda event: event.time_range.start)
     own_us = [event.self_cpu_time_total for event in operators]
     tiny_us = [each for each in own_us if each < TINY_US]
-    elementwise = [event for event in operators if ELEMENTWISE.search(event.name)]
     took_us = window.elapsed_us()
     return {
         "steps": len(windows),
@@ -130,8 +123,7 @@ def summarise(events: list[FunctionEvent]) -> dict[str, float | None]:
         "window_us": took_us,
         "gap_us": max(0.0, took_us - sum(own_us)),  # no operator ran
         "tiny_us": sum(tiny_us),
-        "elementwise_us": sum(event.self_cpu_time_total for event in elementwise),
-        "fusible_us": _fusible_us(operators),  # what chains of these save as one pass
+        "fusible_us": _fusible_us(operators),
     }
 
 
@@ -139,6 +131,7 @@ def _fusible_us(operators: list[FunctionEvent]) -> float:
     """Return what fusing would save: of passes over the same data in a row all but the longest."""
     passes = [each for each in operators if each.self_cpu_time_total >= TINY_US]
     passes = [each for each in passes if not MEMORY.search(each.name)]
+    passes.sort(key=lambda each: each.time_range.start)
     saved = 0.0
     for (is_elementwise, _size), chain in itertools.groupby(passes, _kind_of_pass):
         if is_elementwise:
@@ -156,42 +149,33 @@ def _kind_of_pass(operator: FunctionEvent) -> tuple[bool, int]:
 
 def other_settings(
     trainer: Trainer, images: torch.Tensor, labels: torch.Tensor
-) -> dict[str, float | None]:
+) -> dict[str, float]:
     """Time one step's compute as it is, with another batch, and in BF16, in turn; then compare.
 
     `fixed_share` is the part (0 to 1) that does not grow with the batch. The weights move on.
     What is compared are neighbours: a machine that others use has another speed a second later.
     """
-    asked = trainer.job.precision
+    if trainer.job.compile:  # it would compile anew
+        return {}
     whole = len(labels)
     # A quarter is quick, and least disturbed; but to a GPU it may be as much work as the whole
     quick = trainer.device.type == "cpu" and whole >= FEW_ROWS
     size = whole // 4 if quick else 2 * whole
     rows = torch.arange(size, device=labels.device) % whole
-    resized = (images[rows], labels[rows])
-    others: dict[str, Callable[[], float]] = {}
-    if not trainer.job.compile:  # it would compile anew
-        others["resized"] = lambda: _timed(trainer, *resized, asked)
-        if asked in ("fp32", "ieee") and not formats.why_not("bf16", trainer.device):
-            others["bf16"] = lambda: _timed(trainer, images, labels, "bf16")
-    ratios: dict[str, list[float]] = {name: [] for name in others}
+    asked = trainer.job.precision
+    ways = [(images, labels, asked), (images[rows], labels[rows], asked)]
+    if asked in ("fp32", "ieee") and not formats.why_not("bf16", trainer.device):
+        ways.append((images, labels, "bf16"))
+    rounds = []
     started = time.perf_counter()
-    for turn in range(1 + ROUNDS):
-        plain = _timed(trainer, images, labels, asked)
-        for name, timed in others.items():
-            ratios[name].append(timed() / plain)
-        if turn >= 2 and time.perf_counter() - started > BUDGET_S:
-            break
-    # the first of each warms up: on a GPU it loads kernels
-    times_as_long = {name: median(each[1:]) for name, each in ratios.items()}
-    fixed = None
-    if "resized" in times_as_long:  # of the straight line through both
-        share = size / whole
-        fixed = min(max((times_as_long["resized"] - share) / (1 - share), 0.0), 1.0)
-    return {
-        "fixed_share": fixed,
-        "bf16_speedup": 1 / times_as_long["bf16"] if "bf16" in times_as_long else None,
-    }
+    while len(rounds) < 3 or (len(rounds) <= ROUNDS and time.perf_counter() - started < BUDGET_S):
+        rounds.append([_timed(trainer, *way) for way in ways])
+    seconds = np.array(rounds[1:])  # the first warms up: on a GPU it loads kernels
+    resized, *bf16 = np.median(seconds[:, 1:] / seconds[:, :1], axis=0).tolist()
+    share = size / whole
+    fixed = (resized - share) / (1 - share)  # of the straight line through both
+    found = {"fixed_share": min(max(fixed, 0.0), 1.0)}
+    return found | ({"bf16_speedup": 1 / bf16[0]} if bf16 else {})
 
 
 def _timed(trainer: Trainer, images: torch.Tensor, labels: torch.Tensor, precision: str) -> float:
@@ -201,10 +185,10 @@ def _timed(trainer: Trainer, images: torch.Tensor, labels: torch.Tensor, precisi
     asked = trainer.job.precision
     trainer.job.precision = precision
     try:
-        devices.finish(trainer.device)
+        machine.finish(trainer.device)
         start = clock()
         trainer.compute(images, labels, update=True)
-        devices.finish(trainer.device)
+        machine.finish(trainer.device)
         return clock() - start
     finally:
         trainer.job.precision = asked

@@ -13,15 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from labkit.api import Run, launch
+from labkit.api import Run
 from labkit.bench.quick_runs import quick_run
 from labkit.instruments.card_formats import too_old_for
 from labkit.knobs import check_names
-from labkit.orders import ScriptAsked
+from labkit.orders import Order
 from labkit.results.hardware import machine
 from labkit.results.script import Script, script
 from labkit.spec import Pipeline
-from labkit.stamps.interrupts import held
 
 # In the order in which the bottleneck moves; the course's notebook 08 climbs them as a ladder
 # {name: the functions of slow_step.py and fixed_step.py that it changes}
@@ -40,7 +39,7 @@ MOST_WORKERS = 8  # enough for any card once items are lean
 # A step's loss in FP32 may differ by this share of it and of the mean loss: late losses are small,
 # and rounding that has grown over many updates is large beside them
 SAME_LOSS = 0.02
-SAME_MEAN_LOSS = 0.10  # of the mean loss, in 16 bits
+SAME_MEAN_LOSS = 0.05  # of each mean loss, in 16 bits
 STEPS = 21  # at least: an x-ray needs 20, a verdict 12 after the warm-up
 QUICK_STEPS = 6  # of a quick run, which is not judged
 
@@ -97,7 +96,7 @@ class SlowScript:
             xray=on_gpu or "copies" in self.fixes,
         )
 
-    def to_spec(self) -> ScriptAsked:
+    def to_spec(self) -> Order:
         """Return what the log's first event says of it, and what trains it."""
         return {
             "pipeline": self.pipeline.to_dict(),
@@ -114,11 +113,7 @@ def slow_script(*fixes: str, wait: bool = True, before: Run | None = None) -> Ru
     """
     from labkit.view import running  # the bench reads this file too, and draws nothing
 
-    with held():
-        started = launch(SlowScript(fixes))
-        if wait:
-            running.follow(started, before)
-        return started
+    return running.started(slow_script, SlowScript(fixes), wait, before)
 
 
 def other_work(run: Run, first: Run) -> str | None:
@@ -135,10 +130,10 @@ def other_work(run: Run, first: Run) -> str | None:
         return "not the same samples"
     losses = np.array([run.loss, first.loss])
     now, mean = losses.mean(axis=1)
+    tolerance = SAME_LOSS
     if "16" in f"{run.pipeline.precision} {first.pipeline.precision}":
-        is_same = np.isclose(now, mean, rtol=SAME_MEAN_LOSS)
-    else:
-        is_same = np.allclose(*losses, rtol=SAME_LOSS, atol=SAME_LOSS * mean)
+        losses, tolerance = losses.mean(axis=1), SAME_MEAN_LOSS
+    is_same = np.allclose(*losses, rtol=tolerance, atol=tolerance * mean)
     return None if is_same else f"other losses: {now:.4f} in the mean, it was {mean:.4f}"
 
 

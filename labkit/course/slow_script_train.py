@@ -19,7 +19,7 @@ from labkit.bench.data import IMAGE_CLASSES, IMAGE_COUNT, JpegFiles, image_folde
 from labkit.bench.loop import Batch, Trainer
 from labkit.bench.models import CNN
 from labkit.course import fixed_step, slow_step
-from labkit.orders import ScriptOrder
+from labkit.orders import Order
 from labkit.spec import Job
 from labkit.stamps.events import EventLog
 
@@ -82,7 +82,7 @@ class SlowTrainer(Trainer):
 
 
 def prepare(
-    order: ScriptOrder,
+    order: Order,
     job: Job,
     device: torch.device,
     folder: Path,

@@ -107,10 +107,9 @@ def taken_by_others(first: Finding, evidence: Evidence) -> float:
     But it starves loader workers, which is then no fault of theirs; and a device that others use is
     not the limit, nor are its launches of a watched loop's making.
     """
-    use, taken = evidence.use, evidence.stolen_by_others
+    taken = evidence.stolen_by_others
     doubted = evidence.kind == "cpu" and first.cause in CONCLUDED
     if evidence.known("loop"):
-        taken = (use.taken or 0.0) if use.is_shared else 0.0
         doubted = doubted or first.name == "launch" or first.cause == "cold_start"
     starved = evidence.has_workers and first.cause in OF_SLOW_WORKERS and first.lost_share <= taken
     return taken if doubted or starved else 0.0

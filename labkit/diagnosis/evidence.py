@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from labkit.diagnosis import thresholds as limits
@@ -92,8 +91,13 @@ class CardEvidence(Measures):
     others_share: float  # other processes' kernels ran on it
     heat: Heat
     witness: Witness  # the surest of whether it works while it is busy
-    certain_share: float = 0.0  # it certainly worked, whatever the host did
     ahead_share: float = 0.0  # it works on what had been issued in full
+
+    @property
+    def certain_share(self) -> float:
+        """The share of time in which it worked, whatever the host did."""
+        witness = self.known("witness")
+        return 1.0 if witness and witness.works else self.ahead_share
 
 
 class TraceFacts(Measures):
@@ -125,8 +129,8 @@ class LoopGrowth(Measures):
 class WorkerEvidence(Measures):
     """What the loader's workers did while the loop ran."""
 
-    cpu_shares: tuple[float, ...]  # of each worker: CPU time over the time it prepares items
-    in_line_share: float  # of that time: without a core, on average of the workers
+    workers: int  # how many there are
+    cpu_share: float  # CPU time over the time that one prepares items; above 1 with more threads
     idle_share: float  # time in which the average worker had no batch to make
     library_threads: int = 0  # that compute in each beside its own; 0: none, or not counted
     busiest_over_mean: float  # time at work of the busiest worker over the mean
@@ -134,28 +138,12 @@ class WorkerEvidence(Measures):
     grew_gib: float  # memory of their own since their first batch, all together
     hang: Hang  # of a worker that had work, and finished no item
 
-    @property
-    def workers(self) -> int:
-        """How many there are."""
-        return len(self.cpu_shares)
-
-    @property
-    def cpu_share(self) -> float:
-        """The mean over the workers; above 1 where several threads of one compute."""
-        return fmean(self.cpu_shares)
-
-    @property
-    def computing_share(self) -> float:
-        """The part of its time in which a worker computes, or would if it had a core."""
-        return self.cpu_share + (self.known("in_line_share") or 0.0)
-
 
 @dataclass(frozen=True)
 class Epochs:
     """How the waiting is spread over the epochs, as shares of the time."""
 
     starts: float = 0.0  # waits for the first batches of later ones
-    starts_ms: float = 0.0  # for each of them, on average
     first: float = 0.0  # by which the first epoch waited longer than as many steps of later ones
 
 
@@ -183,7 +171,6 @@ class Evidence(Measures):
 
     # The machine, and who else uses it
     use: CoreUse = CoreUse()
-    stolen_by_others: float = 0.0  # other programs had the core that the model needed
     card: CardEvidence = CardEvidence()
 
     # How much of what the device could do the model's arithmetic needs
@@ -219,17 +206,15 @@ class Evidence(Measures):
     headroom: float  # the gain of a perfect loader, by replay within a pass
 
     @property
-    def num_workers(self) -> int:
-        """Of the loader; not known where it has none to set."""
+    def num_workers(self) -> int | None:
+        """Of the loader; None where it has none to set, or is not known."""
         count = self.knobs.get("num_workers")
-        if count is None:
-            raise NotMeasured("num_workers")
-        return int(count)
+        return None if count is None else int(count)
 
     @property
     def worker_count(self) -> int:
         """The same, 0 where it has none to set."""
-        return self.known("num_workers") or 0
+        return self.num_workers or 0
 
     @property
     def has_workers(self) -> bool:
@@ -242,8 +227,13 @@ class Evidence(Measures):
         return self.known("loop") is None and self.knobs.get("xray") is not None
 
     @property
+    def stolen_by_others(self) -> float:
+        """The share of its time in which this program had work, and other programs its cores."""
+        return (self.use.taken or 0.0) if self.use.is_shared else 0.0
+
+    @property
     def crowded_by(self) -> float:
-        """The larger of the shares of the cores and of the model's core that others had."""
+        """The larger of the shares of the cores and of this program's time that others had."""
         return max(self.use.others_share, self.stolen_by_others)
 
     @property

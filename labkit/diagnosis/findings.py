@@ -25,7 +25,6 @@ BOTTLENECKS = {  # every name that a diagnosis can give
 }
 BESIDE_TRAINING = {  # causes of "host" that are outside the training loop, in words
     "validation": "validation",
-    "checkpoints": "saving checkpoints",
     "between_epochs": "what runs between epochs",
 }
 NEIGHBOUR = "neighbour"  # the cause where others use the cores

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +19,6 @@ from labkit.diagnosis import thresholds as limits
 from labkit.instruments.stack import Place
 from labkit.results.result import Result, Table
 from labkit.results.run_data import RunData
-from labkit.stamps.record import Event
 
 if TYPE_CHECKING:
     import pandas
@@ -29,9 +27,8 @@ CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook 
 LEAST_SHOWN = 0.01  # share of a row of the table
 FEWEST = 30  # samples of the body (0.3 s of it) that may speak for its lines
 COLLATE = "collate"  # what a loader is busy with where it puts items together
-TEXTS = ("kind", "within", "file", "function", "call", "code", "phase", "part")  # few, often
 MAKING = ("waiting", "worker")  # phases in which batches are made: in the loop's process, in others
-TORCHS = re.compile(r"(^|[/\\])torch[/\\](utils[/\\]data|storage|multiprocessing|_\w+)")
+TORCHS = r"(?:^|[/\\])torch[/\\](?:utils[/\\]data|storage|multiprocessing|_\w+)"  # its loader's own
 PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work of which one is no part itself
     "copy": "torch",
     "io": "logging",
@@ -84,26 +81,25 @@ class Lines(Result):
     `frame` has a row for each sample: where it was (`file`, `line`, `function`, `call`; `code` is
     its function, or "collate"), the `kind` of work and the `part` of the body that it is, `within`
     what of its loader it was, whether it is the user's `own` code there, its `phase`, the `step` of
-    the loop, when it ended (`ended_ns`), the `seconds` that it stands for, and its `share` (0 to 1
-    of wall time, or of the workers' work) and part `of_phase`. `missing` says why there are none.
+    the loop, the `seconds` that it stands for, and its `share` (0 to 1 of wall time, or of the
+    workers' work) and part `of_phase`. `missing` says why there are none.
     """
 
     def __init__(self, run: RunData):
         """Join the samples of `run` with its steps, warm-up excluded."""
-        frame = _samples(run.all("lines"))
-        stamps = run.stamps if run.steps else np.zeros((1, 6))
+        frame = _samples(run)
+        first = max(run.warmup - 1, 0)  # the last step of the warm-up
+        stamps = run.stamps[first:] if run.steps else np.zeros((1, 6))
         moment = run.seconds(frame.ended_ns.to_numpy())
         step = np.searchsorted(stamps[:, 0], moment, side="right") - 1
         in_worker = frame.pid != (run.event("hello") or {}).get("pid", 0)
         waits = moment < stamps[step.clip(0), 1]
         phases = ["worker", "between", "waiting"]
         frame["phase"] = np.select([in_worker, np.isnan(moment), waits], phases, "body")
-        frame["step"] = step
+        frame["step"] = first + step
         # The same line may prepare items of the loop's own loader while the loop waits
         frame.loc[(frame.phase == "body") & (frame.within != ""), "kind"] = "loader"
         frame["part"] = frame.kind.replace(PART_OF_KIND)
-
-        stamps = stamps[max(run.warmup - 1, 0) :]  # of the last step of the warm-up, and on
         start, end = stamps[[0, -1], 5]
         kept = (frame.phase == "between") | (moment > start) & (moment <= end)
         # not: the clock that times the items; a worker that waits for work, or hands it over
@@ -112,15 +108,19 @@ class Lines(Result):
 
         wall_s = max(end - start, 1e-9)
         waited = np.clip(stamps[1:, 1] - stamps[1:, 0], 0, None).sum() / wall_s
-        spent_s = frame.groupby("phase").seconds.transform("sum")
-        frame["of_phase"] = frame.seconds / spent_s.clip(1e-9)
+        spent_s = frame.groupby("phase").seconds.transform("sum").clip(1e-9)
+        frame["of_phase"] = frame.seconds / spent_s
         whole = {"waiting": waited, "body": 1 - waited, "worker": 1.0}
-        share = frame.of_phase * frame.phase.map(whole)
-        frame["share"] = share.fillna(frame.seconds / wall_s)  # between two passes
-        self.frame = frame.astype(dict.fromkeys(TEXTS, "category"))
+        between = spent_s / wall_s  # two passes
+        frame["share"] = frame.of_phase * frame.phase.map(whole).fillna(between)
+        where = ["file", "line", "function", "phase"]
+        frame["met"] = frame.groupby(where).ngroup()
+        self.frame = frame
+        longest = frame.sort_values("share", ascending=False).drop_duplicates("met")
+        lines = longest.sort_values("met")[[*where, "kind", "call"]].to_dict("records")
+        self._met = [Line(share=0.0, **line) for line in lines]
         nothing = run.no_lines or "no stack was sampled after the warm-up"
         self.missing = "" if len(self) else nothing
-        self._rows: dict[bytes, tuple[Line, ...]] = {}
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -142,26 +142,16 @@ class Lines(Result):
     def body(self) -> dict[str, float]:
         """The parts of the loop's body, which add up to 1; {} where too few samples fell in it."""
         body = self.frame[self.mask("body")]
-        if len(body) < FEWEST:
-            return {}
-        parts = body.groupby("part", observed=True).of_phase.sum()
-        return parts.sort_values(ascending=False).to_dict()
+        parts = body.groupby("part").of_phase.sum().sort_values(ascending=False)
+        return parts.to_dict() if len(body) >= FEWEST else {}
 
     def rows(self, mask: pandas.Series) -> tuple[Line, ...]:
         """Return the lines that the samples of `mask` fell on, the costliest first.
 
         A line is of the kind of its longest sample.
         """
-        key = mask.to_numpy().tobytes()
-        if key not in self._rows:  # a diagnosis asks 60 times
-            there = self.frame[mask].sort_values("share", ascending=False)
-            where = ["file", "line", "function", "phase"]
-            lines = there.groupby(where, as_index=False, observed=True).agg(
-                {"share": "sum", "kind": "first", "call": "first"}
-            )
-            lines = lines.sort_values("share", ascending=False)
-            self._rows[key] = tuple(Line(**row) for row in lines.to_dict("records"))
-        return self._rows[key]
+        shares = self.frame[mask].groupby("met").share.sum().sort_values(ascending=False)
+        return tuple(replace(self._met[met], share=share) for met, share in shares.items())
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -176,17 +166,13 @@ class Lines(Result):
             for line in self.lines
             if line.share >= LEAST_SHOWN
         ]
-        sampled = (
-            f"{len(self)} stacks sampled in this process and its loader's workers; "
-            "shares of wall time, of workers their working time"
-        )
         parts = [f"{share:.0%} {part}" for part, share in self.body.items() if share >= LEAST_SHOWN]
-        body = f"the loop's body: {', '.join(parts)}" if parts else ""
+        sampled = f"{len(self)} stacks sampled; shares of wall time, of workers their working time"
         return Table(
             rows,
             head=("time", "phase", "where", "kind", "call"),
             left=(1, 2, 3, 4),
-            foot=(body, self.missing or sampled),
+            foot=(f"the loop's body: {', '.join(parts) or 'not seen'}", self.missing or sampled),
         )
 
     def to_dict(self) -> dict[str, object]:
@@ -199,28 +185,26 @@ class Lines(Result):
         }
 
 
-def _samples(events: Iterable[Event]) -> pandas.DataFrame:
+def _samples(run: RunData) -> pandas.DataFrame:
     """Return the samples; `own` tells code that is neither torch's nor the line of the loop."""
     import pandas
 
-    places: dict[tuple[int, str], tuple] = {}
+    places: dict[tuple[int, str], list] = {}
     samples = []
-    for event in events:
+    for event in run.all("lines"):
         pid = event["pid"]
-        for number, described in event["places"].items():
-            place = Place(*described[: len(Place._fields)])  # older records have more
-            own = place.kind != "loader" and not TORCHS.search(place.file)
-            # All of collating is one; a function has what it comprehends
-            function = f"{place.file}:{place.function.partition('.<')[0]}"
-            code = place.within if place.within == COLLATE else function
-            places[pid, number] = (*place[:-1], own, code)
+        for number, place in event["places"].items():
+            places[pid, number] = place[: len(Place._fields)]
         for ended_ns, weight_ns, number in event["rows"]:
-            place = places.get((pid, str(number)))
-            if place is not None:
+            if place := places.get((pid, str(number))):
                 samples.append((pid, ended_ns, weight_ns / 1e9, *place))
-    names = ["pid", "ended_ns", "seconds", *Place._fields[:-1], "own", "code"]
-    types = {"ended_ns": "int64", "seconds": "float64", "own": "bool"}
-    return pandas.DataFrame(samples, columns=names).astype(types)
+    names = ["pid", "ended_ns", "seconds", *Place._fields]
+    frame = pandas.DataFrame(samples, columns=names).astype({"ended_ns": int, "seconds": float})
+    frame["own"] = (frame.kind != "loader") & ~frame.file.str.contains(TORCHS)
+    # All of collating is one; a function has what it comprehends
+    function = frame.file + ":" + frame.function.str.split(".<", regex=False).str[0]
+    frame["code"] = function.where(frame.within != COLLATE, COLLATE)
+    return frame
 
 
 @functools.lru_cache(maxsize=16)  # of the ranks of a run

@@ -57,7 +57,6 @@ class LoopCode:
     dataset_type: str | None = None
     streams: bool = False  # whether its dataset is an IterableDataset
     is_compiled: bool = False  # whether torch.compile has compiled anything in its process
-    cards: int = 1  # that one process trains on, each with its part of the batch
     may_fuse: bool | None = None  # whether its optimizer has a fused version that is not in use
     trainer: bool = False  # whether the loop is that of Hugging Face's Trainer
 
@@ -74,7 +73,7 @@ class LoopCode:
         call = said.get("call")
         is_class = (name_in(call) or "").rpartition(".")[2][:1].isupper()  # others may do harm
         arguments = said.get("arguments") or {}
-        facts = ("dataset_type", "streams", "is_compiled", "cards", "may_fuse")
+        facts = ("dataset_type", "streams", "is_compiled", "may_fuse")
         return cls(
             **{name: said[name] for name in facts if said.get(name) is not None},
             loader=name_in(said.get("loader")),

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.findings import Finding, Measured, Remedy, bound
+from labkit.diagnosis.findings import Finding, Remedy, bound, loss
 from labkit.diagnosis.judge import of_run
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.results.core_use import CoreUse
-from labkit.results.rank_times import RankTimes
+from labkit.results.ranks import RankTimes
 from labkit.results.run_data import RunData
 
 EXCHANGE_LESS = Remedy(
@@ -54,61 +54,46 @@ def of_ranks(runs: Mapping[int, RunData], times: RankTimes | None) -> RanksVerdi
     """
     cores = {rank: CoreUse.of(run).own or 0.0 for rank, run in sorted(runs.items())}
     own = {rank: of_run(runs[rank], sum(cores.values()) - cores[rank]) for rank in cores}
-    found: list[Finding] = []
-    if times is not None and len(times) >= limits.MIN_STEPS and len(own) > 1:
-        found += filter(None, (_one_is_late(times), _exchange(times)))
-    if not found:
-        rank = max(own, key=lambda each: own[each].findings[0].lost_share)
+    found = between_ranks(times) if times is not None and len(own) > 1 else []
+    late = [each.rank for each in found if each.rank is not None]
+    rank = late[0] if late else max(own, key=lambda each: own[each].findings[0].lost_share)
+    verdict = own[rank]
+    if found:
+        alone = (each for each in verdict.findings if each.lost_share)
+        verdict = replace(verdict, findings=(*map(worded, found), *alone))
+    elif len(own) > 1:
         note = f"No one of the {len(own)} ranks is seen to be late: this is of rank {rank} alone."
-        notes = (*own[rank].notes, note) if len(own) > 1 else own[rank].notes
-        return RanksVerdict(rank, replace(own[rank], notes=notes), own)
-    found.sort(key=lambda each: -each.lost_share)
-    blamed = next((each.rank for each in found if each.rank is not None), min(own))
-    alone = (each for each in own[blamed].findings if each.lost_share)
-    told = (*map(worded, found), *alone)
-    return RanksVerdict(blamed, replace(own[blamed], findings=told), own)
+        verdict = replace(verdict, notes=(*verdict.notes, note))
+    return RanksVerdict(rank, verdict, own)
 
 
-def _one_is_late(times: RankTimes) -> Finding | None:
-    """One rank takes longer for its own part of a step than the others do: they wait for it.
+def between_ranks(times: RankTimes) -> list[Finding]:
+    """Return what ranks lose by each other and is worth a name, the costliest first.
 
-    Cause "one_rank_is_short_of_data", where most of that is its wait for data, and else
-    "one_rank_is_slower". It costs what it takes longer. None where that is not worth a name.
+    Causes: "one_rank_is_short_of_data", where most of what one takes longer for its own part of a
+    step is its wait for data; else "one_rank_is_slower"; "the_exchange_is_not_hidden", where ranks
+    wait for gradients that all of them have computed.
     """
-    ms = {part: 1e3 * each.mean(axis=1) for part, each in times.seconds.items()}
-    own_ms = ms["step"] - ms["others"] - ms["transfer"]
-    late = int(own_ms.argmax())
-    waits_ms, rest_wait_ms = ms["wait"][late], np.delete(ms["wait"], late).mean()
-    takes_ms, rest_ms = own_ms[late], np.delete(own_ms, late).mean()
-    lost = float((takes_ms - rest_ms) / ms["step"].mean())
-    if lost < limits.WORTH_NAMING["straggler"]:
-        return None
-    rank = times.ranks[late]
-    measured = (
-        Measured("of each step for its own part", float(takes_ms), "ms", "", f"rank {rank} takes"),
-        Measured(
-            "and then wait for it, seemingly busy", float(rest_ms), "ms", "", "the others take"
-        ),
-        Measured(
-            "", float(waits_ms), "ms", "stamps of all ranks", f"rank {rank} waits for data for"
-        ),
+    if len(times.late) < limits.MIN_STEPS:
+        return []
+    own = 1 - times.others - times.transfer  # of each rank's time: what the others wait for
+    late = int(own.argmax())
+    rank, step_ms = times.ranks[late], 1e3 * times.step_s
+    longer, waits_longer = (
+        float(each[late] - np.delete(each, late).mean()) for each in (own, times.wait)
     )
-    if waits_ms - rest_wait_ms < (takes_ms - rest_ms) / 2:
-        name, cause, remedy = "straggler", "one_rank_is_slower", LOOK_AT_IT
-    else:
-        name, cause, remedy = "input", "one_rank_is_short_of_data", FEED_RANK
-    return Finding(name, cause, lost, measured, (remedy,), rank=rank, at_most=bound(lost))
-
-
-def _exchange(times: RankTimes) -> Finding | None:
-    """Ranks wait for gradients that all of them have computed.
-
-    Cause "the_exchange_is_not_hidden". It costs the mean share of that waiting.
-    """
+    seen = f"of the time the others wait for rank {rank}, seemingly busy: it takes "
+    seen += f"{own[late] * step_ms:.1f} ms of a step for its own part, {longer * step_ms:.1f} ms "
+    seen += f"more than they do; rank {rank} waits for data for {times.wait[late] * step_ms:.1f} ms"
+    what = "straggler", "one_rank_is_slower", longer, seen, LOOK_AT_IT
+    if waits_longer >= longer / 2:
+        what = "input", "one_rank_is_short_of_data", longer, seen, FEED_RANK
+    is_late = loss(*what, by="stamps of all ranks", rank=rank, at_most=bound(longer))
     lost = float(times.transfer.mean())
-    if lost < limits.WORTH_NAMING["communication"]:
-        return None
-    seen = "of the time ranks wait for gradients that every rank has computed"
-    measured = (Measured(seen, lost, by="not overlapped; stamps in DDP's communication hook"),)
-    cause = "the_exchange_is_not_hidden"
-    return Finding("communication", cause, lost, measured, (EXCHANGE_LESS,), at_most=bound(lost))
+    seen = "of the time ranks wait for gradients that every rank has computed, not overlapped"
+    what = "communication", "the_exchange_is_not_hidden", lost, seen, EXCHANGE_LESS
+    exchange = loss(*what, by="stamps in DDP's communication hook", at_most=bound(lost))
+    least = limits.WORTH_NAMING
+    found = [is_late] if longer >= least["straggler"] else []
+    found += [exchange] if lost >= least["communication"] else []
+    return sorted(found, key=lambda each: -each.lost_share)

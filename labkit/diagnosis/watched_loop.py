@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.hot_lines import Line, Lines, lines_of
+from labkit.diagnosis.hot_lines import Lines, lines_of
 from labkit.results.run_data import RunData
 from labkit.stamps.step_classes import body_seconds
 
@@ -16,13 +17,11 @@ from labkit.stamps.step_classes import body_seconds
 HOST_ALONE = ("python", "logging", "waiting", "loader")
 
 
-@dataclass(frozen=True)
-class Drift:
+class Drift(NamedTuple):
     """Steps that take longer and longer."""
 
     growth: float  # of the last fifth of the steps over the first
     share: float  # of wall time beyond what the first fifth took
-    lines: tuple[Line, ...]  # of the last fifth, the costliest first
 
 
 @dataclass(frozen=True)
@@ -39,22 +38,20 @@ def loop_of(run: RunData) -> Loop | None:
     if not run.watched or run.steps < limits.MIN_STEPS:
         return None
     spent = body_seconds(run.stamps)
-    return Loop(lines_of(run), spent, _drift(run, spent))
+    return Loop(lines_of(run), spent, _drift(run, spent[run.warmup :]))
 
 
 def _drift(run: RunData, spent: np.ndarray) -> Drift | None:
     """Return how the steps grow; None where they do not. Batches that grow as much explain it."""
-    fifths = np.array_split(np.arange(run.warmup, run.steps), 5)
+    fifths = np.array_split(spent, 5)
+    sizes = np.array_split(run.batch_bytes[run.warmup :], 5)  # NaN: not known
     if len(fifths[-1]) < limits.MIN_STEPS:
         return None
-    first, *_, last = middle = np.array([np.median(spent[part]) for part in fifths])
-    small, *_, large = (np.median(run.batch_bytes[part]) for part in fifths)  # NaN: not known
-    beyond = np.clip(spent[run.warmup :] - first, 0, None).sum()
-    began, ended = run.stamps[[run.warmup - 1, -1], 5]
-    share = float(beyond / max(ended - began, 1e-9))
-    rises = (np.diff(middle) > 0).sum() >= 3 and last >= limits.DRIFT * first
-    if not rises or large >= limits.DRIFT * small or share < limits.WORTH_NAMING["host"] / 2:
+    middle = np.array([np.median(part) for part in fifths])
+    growth = middle[-1] / max(middle[0], 1e-9)
+    is_explained = np.median(sizes[-1]) >= limits.DRIFT * np.median(sizes[0])
+    share = np.clip(spent - middle[0], 0, None).sum() / max(run.length_s - run.warm_s, 1e-9)
+    rises = (np.diff(middle) > 0).sum() >= 3 and growth >= limits.DRIFT
+    if not rises or is_explained or share < limits.WORTH_NAMING["host"] / 2:
         return None
-    lines = lines_of(run)
-    late = lines.mask("body") & (lines.frame.step >= fifths[-1][0])
-    return Drift(float(last / max(first, 1e-9)), share, lines.rows(late)[:3])
+    return Drift(float(growth), float(share))

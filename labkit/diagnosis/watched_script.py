@@ -9,7 +9,7 @@ from pathlib import Path
 from labkit.diagnosis.rank_verdict import RanksVerdict, of_ranks
 from labkit.diagnosis.wall_shares import trains, wall_shares
 from labkit.process.leftovers import recover_loop
-from labkit.results.rank_times import rank_times
+from labkit.results.ranks import rank_times
 from labkit.results.run_data import RunData
 from labkit.stamps.events import EventLog
 from labkit.stamps.record import Event

@@ -1,8 +1,8 @@
 """A second witness of a busy GPU: did it work, or wait between kernels for the next launch?
 
 A pair of events counts a GPU as busy from a step's first kernel to its last, gaps included. Where
-no x-ray looked inside, these can tell, the surest first: the host that ran ahead (stamps), the
-SMs (GPM counters of Hopper and later cards) and the power the card drew.
+no x-ray looked inside, one of these can tell, the surest first: the host that ran ahead (stamps),
+the SMs (GPM counters of Hopper and later cards), or the power the card drew.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.results.readings import readings_of
+from labkit.results.readings import mean_of, readings_of
 from labkit.results.run_data import RunData
-from labkit.stamps.step_classes import busy_until
 
 # NVML's clocks event reasons: slowdown by the hardware, by heat (software, hardware), power brake.
 # The power limit does not count: a card that works hard is held to it
@@ -51,45 +50,29 @@ def heat_of(run: RunData) -> Heat | None:
     return Heat(float(is_hot.sum() / np.isfinite(reasons).sum()), slower)
 
 
-def witness_of(run: RunData, heat: Heat | None) -> tuple[Witness | None, float]:
-    """Return the surest word on a GPU run whose device was timed, and its certain share.
-
-    That is the share of all time, 0 to 1, in which the device worked whatever the host did.
-    """
-    if run.utilization is None:
-        return None, 0.0
-    ahead = run.busy_at_least or 0.0
-    least = run.utilization - limits.WORTH_NAMING["launch"]
+def witness_of(run: RunData, heat: Heat | None) -> Witness | None:
+    """Return the surest word on a GPU run whose device was timed."""
+    busy = run.utilization
+    if not busy:
+        return None
+    ahead, least = run.busy_at_least or 0.0, busy - limits.WORTH_NAMING["launch"]
     said = f"for {ahead:.0%} of the time the device worked on a step that the host had issued in "
-    said += f"full (stamps; threshold {max(least, 0):.0%})"
-    found = [Witness(said, ahead > least or None)]
-    certain = ahead
-    times, shares = readings_of(run, "sm", run.warm_s)
-    lengths = np.diff(times)  # each reading is the mean since the one before
-    kept = (lengths > 0) & np.isfinite(shares[1:])
-    busy_s = float(np.diff(busy_until(run.busy, times))[kept].sum())
-    if kept.sum() >= limits.MIN_READINGS and busy_s > 0:
-        active_s = float((shares[1:] * lengths)[kept].sum())
-        # few also where kernels fill few SMs
-        share = active_s / busy_s
+    words = [Witness(f"{said}full (stamps; threshold {max(least, 0):.0%})", ahead > least or None)]
+    active = mean_of(run, "sm", run.warm_s, limits.MIN_READINGS)
+    if active is not None:
+        share = active / busy
         said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that counts as busy (GPM"
-        found.append(_word(said, share, share, limits.SMS_WORK, limits.SMS_REST))
-        of_all = active_s / float(lengths[kept].sum())
-        # From there on no host's work is known to cost anything
-        certain = max(certain, 1.0 if of_all >= limits.SMS_WORK else of_all)
-    _, caps = readings_of(run, "power_limit_w")
-    _, watts = readings_of(run, "power_w", run.warm_s + LAGS_S)
+        words.append(_word(said, share, share, limits.SMS_WORK, limits.SMS_REST))
+    watts = mean_of(run, "power_w", run.warm_s + LAGS_S, limits.MIN_READINGS)
+    limit = mean_of(run, "power_limit_w")
     is_hot = heat is not None and heat.share >= limits.HELD_DOWN  # a slow clock draws little
-    enough = np.isfinite(watts).sum() >= limits.MIN_READINGS and (caps > 0).any()
-    if enough and run.utilization and not is_hot:
+    if watts is not None and limit and not is_hot:
         # A card that waits draws little. While busy it drew at most what it is if it drew nothing
         # else, and at least the mean
-        drawn = float(np.nanmean(watts) / np.median(caps[caps > 0]))
-        said = f"the card drew {drawn:.0%} of its power limit ({np.nanmean(watts):.0f} W; NVML"
-        most = drawn / run.utilization
-        found.append(_word(said, drawn, most, limits.POWER_WORKS, limits.POWER_RESTS))
-    tells = (each for each in found if each.works is not None)
-    return next(tells, found[min(1, len(found) - 1)]), min(certain, 1.0)
+        drawn = watts / limit
+        said = f"the card drew {drawn:.0%} of its power limit (NVML"
+        words.append(_word(said, drawn, drawn / busy, limits.POWER_WORKS, limits.POWER_RESTS))
+    return next((each for each in words if each.works is not None), words[-1])
 
 
 def _word(said: str, least: float, most: float, works: float, rests: float) -> Witness:

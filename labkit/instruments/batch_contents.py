@@ -7,10 +7,8 @@ torch's and NumPy's own classes are asked, and containers by the methods that Py
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import sys
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from statistics import fmean
 from typing import Any, TypeAlias
@@ -23,7 +21,6 @@ MOST_PARTS = 50  # of a batch, whose bytes are added up
 LOOK_EVERY = 16  # batches, for their padding
 LEAST_TOKENS = 8  # in a row of text
 ELSEWHERE = 0.02  # of a text's tokens may be the one that pads, and not at its end
-ARRAYS = {("torch", "Tensor"), ("numpy", "ndarray")}
 
 Batch: TypeAlias = Any  # whatever a collate function makes
 
@@ -36,28 +33,20 @@ def unseen() -> contextlib.AbstractContextManager[object]:
 
 def is_array(part: object) -> bool:
     """Return whether it is a tensor or an array, and not of a class derived from theirs."""
-    return _is_array_class(type(part))
-
-
-@functools.lru_cache(maxsize=64)
-def _is_array_class(kind: type) -> bool:
-    return (kind.__module__, kind.__name__) in ARRAYS
+    kind = type(part)
+    return kind.__name__ in ("Tensor", "ndarray") and kind.__module__ in ("torch", "numpy")
 
 
 def parts_of(batch: Any) -> Collection[Any] | None:
     """Return the parts of a list, tuple, mapping or dataclass; None of anything else."""
-    if type(batch) in (list, tuple):
+    kind = type(batch)
+    if getattr(kind, "__iter__", None) in (list.__iter__, tuple.__iter__):
         return batch
-    if type(batch) is dict:
-        return batch.values()
-    for kind in (list, tuple):
-        if issubclass(type(batch), kind):
-            return [*kind.__iter__(batch)]
     kept = held(batch)
-    mapping: Any = batch if issubclass(type(batch), dict) else kept.get("data")  # of a UserDict
+    mapping: Any = batch if issubclass(kind, dict) else kept.get("data")  # of a UserDict
     if issubclass(type(mapping), dict):
         return dict.values(mapping)
-    return kept.values() if "__dataclass_fields__" in vars(type(batch)) else None
+    return kept.values() if "__dataclass_fields__" in vars(kind) else None
 
 
 def leaves(batch: object) -> Iterator[Any]:
@@ -82,20 +71,21 @@ def samples_in(batch: Any, batch_size: int | None) -> int | None:
     parts = parts_of(batch)
     if not parts:
         return None
-    if len(parts) == batch_size and issubclass(type(batch), (list, tuple)):
+    is_list = issubclass(type(batch), list)
+    if len(parts) == batch_size and (is_list or issubclass(type(batch), tuple)):
         return batch_size
-    for part in parts:
-        if (count := samples_in(part, batch_size)) is not None:
-            return count
-    return len(parts) if issubclass(type(batch), list) else None
+    counts = (samples_in(part, batch_size) for part in parts)
+    return next((count for count in counts if count is not None), len(parts) if is_list else None)
 
 
-def dtype_of_most(arrays: Iterable[Any]) -> str | None:
-    """Return the number format of most of the numbers in some arrays, as "float32"."""
-    numbers: Counter[str] = Counter()
-    for array in arrays:
-        numbers[str(array.dtype).removeprefix("torch.")] += array.nbytes // array.itemsize
-    return max(numbers, key=numbers.__getitem__, default=None)
+def largest_of(arrays: Iterable[Any]) -> Any:
+    """Return the largest of some arrays; None where there is none."""
+    return max(arrays, key=lambda array: array.nbytes, default=None)
+
+
+def dtype_of(array: Any) -> str | None:
+    """Return the number format of an array, as "float32"; None of none."""
+    return None if array is None else str(array.dtype).removeprefix("torch.")
 
 
 def padding_of(batch: object) -> float | None:
@@ -136,35 +126,31 @@ class BatchFacts:
         """`size` is the loader's own batch size, where that is known."""
         self.size = size
         self.unit = "samples"  # or "batches", where they do not show their samples
-        self.shows = False  # whether they do, or only a user's own code could look into them
-        self.met = 0  # batches of a loop whose batches are padded
-        self.padding: list[float] = []  # its share of those that were looked at
-        self.is_padded = False
+        self.met = 0  # batches
+        self.padding: list[float] = []  # its share of those that were looked at, once one has some
         self.dtype: str | None = None  # of the largest array in the first
         self.on_gpu = False  # whether the loader makes them there
 
     def learn(self, batch: object) -> None:
         """Learn what batches like this one show."""
         with OwnErrors():
-            self.shows = samples_in(batch, self.size) is not None
-            self.unit = "samples" if self.shows or self.size else "batches"
-            largest = max(arrays_in(batch), key=lambda array: array.nbytes)
-            self.dtype = dtype_of_most([largest])
+            shows = samples_in(batch, self.size) is not None
+            self.unit = "samples" if shows or self.size else "batches"
+            largest = largest_of(arrays_in(batch))
+            self.dtype = dtype_of(largest)
             self.on_gpu = type(largest).__module__ == "torch" and not largest.is_cpu
-            self.is_padded = padding_of(batch) is not None
 
     def count(self, batch: object) -> int:
         """Return the samples of a batch, and now and then look how much of it is padding."""
-        if self.is_padded:
-            if self.met % LOOK_EVERY == 0:
-                self.padding.append(padding_of(batch) or 0.0)
-            self.met += 1
-        return (samples_in(batch, self.size) or 0) if self.shows else self.size or 1
+        if self.met % LOOK_EVERY == 0:
+            share = padding_of(batch)
+            if share or self.padding:
+                self.padding.append(share or 0.0)
+        self.met += 1
+        return samples_in(batch, self.size) or self.size or 1
 
     def measure(self, batch: Batch) -> int:
         """Return the bytes of a batch's arrays."""
-        if is_array(batch):
-            return batch.nbytes
         return sum([array.nbytes for array in arrays_in(batch)])
 
     def write_padding(self, log: EventLog) -> None:

@@ -81,11 +81,10 @@ class GpuMeter:
         """Return the driver's own utilization samples since the last call: (t_ns, 0 to 1)."""
         kind = pynvml.NVML_GPU_UTILIZATION_SAMPLES
         _, samples = pynvml.nvmlDeviceGetSamples(self.card, kind, self.seen_us)
-        fresh = [sample for sample in samples if sample.timeStamp > self.seen_us]
-        self.seen_us = max((sample.timeStamp for sample in fresh), default=self.seen_us)
+        fresh = [each for each in samples if each.timeStamp > self.seen_us]
+        self.seen_us = max([self.seen_us, *(each.timeStamp for each in fresh)])
         return [
-            (sample.timeStamp * 1000 - self.epoch_ns, sample.sampleValue.uiVal / 100)
-            for sample in fresh
+            (each.timeStamp * 1000 - self.epoch_ns, each.sampleValue.uiVal / 100) for each in fresh
         ]
 
     def _others_sm(self) -> float | None:
@@ -95,10 +94,12 @@ class GpuMeter:
         ids.
         """
         reported = pynvml.nvmlDeviceGetProcessUtilization(self.card, self.shares_us)
-        fresh = [each for each in reported if each.smUtil <= MOST_SHARE]
-        fresh = [each for each in fresh if each.timeStamp > self.shares_us]
-        self.shares_us = max((each.timeStamp for each in fresh), default=self.shares_us)
-        shares = {each.pid: each.smUtil / 100 for each in fresh}
+        shares = {
+            each.pid: each.smUtil / 100
+            for each in reported
+            if each.timeStamp > self.shares_us and each.smUtil <= MOST_SHARE
+        }
+        self.shares_us = max([self.shares_us, *(each.timeStamp for each in reported)])
         self.others = {pid: share for pid, share in shares.items() if not self._is_own(pid)}
         return round(sum(self.others.values()), 4) if len(self.others) < len(shares) else None
 

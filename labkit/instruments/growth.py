@@ -6,20 +6,13 @@ asked for their size.
 
 from __future__ import annotations
 
-import linecache
-import re
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
-from weakref import ref
+from typing import Any, TypedDict
 
 from labkit.instruments import stack
 from labkit.instruments.batch_contents import is_array
 
-if TYPE_CHECKING:
-    from torch.autograd.graph import Node
-
 LEAST_GROWN = 32  # entries, or steps whose graphs are kept: what is smaller is no growth
-RISES = 3  # looks at which it was larger: what is emptied now and then is no growth
 
 
 class Grown(TypedDict):
@@ -32,23 +25,15 @@ class Grown(TypedDict):
     bytes: int
     file: str
     function: str
-    line: int
-
-
-class Seen(NamedTuple):
-    """What a variable was when it was looked at last, and how it came to that."""
-
-    what: object  # the id of a container, a reference to a tensor
-    first: int  # its size then; of a tensor how often it was changed in place
-    last: int
-    rises: int = 0
+    line: int  # of the loop
 
 
 class Growth:
     """Looks at the variables of a loop now and then, and remembers how large they were at first."""
 
     def __init__(self):
-        self.seen: dict[str, Seen] = {}
+        # {name: its id, its size at the first look since it is this one, and at the last}
+        self.seen: dict[str, tuple[int, int, int]] = {}
         self.found: dict[str, Grown] = {}
 
     def look(self, frame: FrameType | None, loop: CodeType | None) -> None:
@@ -56,51 +41,46 @@ class Growth:
         while frame is not None and frame.f_code is not loop:
             frame = frame.f_back
         for name, value in stack.variables(frame).items() if frame else ():
-            now = _sized(value)
-            if now is None:
+            size = _size_of(value)
+            if frame is None or size is None:
                 continue
-            before = self.seen.get(name, now)
-            is_same = now.what is before.what or now.what == id(value) == before.what
-            if is_same and now.last >= before.last:
-                rises = before.rises + (now.last > before.last)
-                now = now._replace(first=before.first, rises=rises)
-            self.seen[name] = now
+            same, first, last = self.seen.get(name, (0, 0, 0))
+            if same != id(value) or size < last:  # it is another, or was emptied
+                first = size
+            self.seen[name] = id(value), first, size
             self.found.pop(name, None)
-            if frame and now.rises >= RISES and now.last >= max(LEAST_GROWN, 2 * now.first):
-                self.found[name] = _grown(name, value, now, frame.f_code)
+            if size >= max(LEAST_GROWN, 2 * first):
+                entry = _last_of(value)
+                one = entry.nbytes if is_array(entry) else object.__sizeof__(entry)
+                self.found[name] = {
+                    "name": name,
+                    "graph": _has_graph(entry),
+                    "before": first,
+                    "after": size,
+                    "bytes": size * one,
+                    "file": frame.f_code.co_filename,
+                    "function": frame.f_code.co_name,
+                    "line": frame.f_lineno,
+                }
 
 
-def _sized(value: Any) -> Seen | None:
-    """Return a container, or a tensor that has a graph, as it is now; None of all else.
+def _size_of(value: Any) -> int | None:
+    """Return how large a container is, or how often a tensor with a graph was added to, else None.
 
     `best = loss` keeps one graph and is not changed; `total += loss` gets a longer one each time.
     """
     if type(value) in (list, dict):
-        return Seen(id(value), len(value), len(value))
-    has_graph = _graph_of(value) is not None
-    return Seen(ref(value), value._version, value._version) if has_graph else None
+        return len(value)
+    return value._version if _has_graph(value) else None
 
 
-def _grown(name: str, value: Any, seen: Seen, code: CodeType) -> Grown:
-    entry = value
-    if type(value) in (list, dict):
-        entry = next(reversed(value.values() if type(value) is dict else value))
-    word = name.rpartition(".")[2]
-    grows = re.compile(rf"\b{word}\b.*(\.(append|extend|add|update|insert)\(|\]\s*=[^=]|\+=)")
-    lines = {line for *_, line in code.co_lines() if line}
-    grown = [line for line in lines if grows.search(linecache.getline(code.co_filename, line))]
-    return {
-        "name": name,
-        "graph": _graph_of(entry) is not None,
-        "before": seen.first,
-        "after": seen.last,
-        "bytes": seen.last * (entry.nbytes if is_array(entry) else object.__sizeof__(entry)),
-        "file": code.co_filename,
-        "function": code.co_name,
-        "line": max(grown, default=code.co_firstlineno),
-    }
+def _last_of(value: Any) -> Any:
+    """Return the last entry of a container; itself of a tensor."""
+    if type(value) is dict:
+        return next(reversed(value.values()))
+    return value[-1] if type(value) is list else value
 
 
-def _graph_of(value: Any) -> Node | None:
-    """Return a tensor's `grad_fn`; None of everything else, whose attributes may be code."""
-    return value.grad_fn if is_array(value) and stack.is_a(value, "torch", "Tensor") else None
+def _has_graph(value: Any) -> bool:
+    """Return whether it is a tensor with autograd's graph; attributes of others may be code."""
+    return is_array(value) and stack.is_a(value, "torch", "Tensor") and value.grad_fn is not None

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import platform
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from labkit import quotas
 
 CPU_INFO = Path("/proc/cpuinfo")
-BRAND = "machdep.cpu.brand_string"  # macOS
 
 
 def plain_machine() -> dict[str, Any]:
@@ -35,9 +33,6 @@ def plain_machine() -> dict[str, Any]:
 def cpu_name() -> str:
     """Return the processor's name, as the system tells it."""
     with contextlib.suppress(OSError):  # Linux
-        known = re.search(r"^model name\s*:(.*)", CPU_INFO.read_text(), re.MULTILINE)
-        if known:
+        if known := re.search(r"^model name\s*:(.*)", CPU_INFO.read_text(), re.MULTILINE):
             return " ".join(known[1].split())
-    with contextlib.suppress(OSError, subprocess.SubprocessError):  # macOS
-        return subprocess.check_output(["sysctl", "-n", BRAND], text=True, timeout=5).strip()
     return platform.processor() or platform.machine()

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from labkit.instruments import loader_workers
-from labkit.orders import AnyOrder
+from labkit.orders import Order
 from labkit.process.family import die_with
 from labkit.process.leftovers import socket_folder
 from labkit.stamps.events import SPEC_NAME, EventLog
@@ -44,7 +44,7 @@ def wait_for_run() -> None:
         os.close(nothing)
 
 
-def serve(work: Callable[[AnyOrder, Path, EventLog], int | None], place: str = "") -> None:
+def serve(work: Callable[[Order, Path, EventLog], int | None], place: str = "") -> None:
     """Do `work(order, folder, log)`, write how it ended in `place`; exit with its code, or 0.
 
     The command line has the run's folder, and the process that this one is not to outlive.

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from labkit.stamps.events import now_ns
 
 try:
@@ -32,10 +34,14 @@ class ProcFile:
         self.pid = os.getpid()
         with contextlib.suppress(OSError):
             self.fd = moved_up(os.open(path, os.O_RDONLY))
-            self.file = _identity(self.fd)
+            self.file = os.fstat(self.fd)
 
     def _is_ours(self) -> bool:
-        return self.fd >= 0 and self.pid == os.getpid() and _identity(self.fd) == self.file
+        return (
+            self.fd >= 0
+            and self.pid == os.getpid()
+            and os.path.samestat(os.fstat(self.fd), self.file)
+        )
 
     def words(self, size: int) -> list[bytes]:
         """Return the words of its first `size` bytes; [] where there is none."""
@@ -53,11 +59,6 @@ class ProcFile:
                 os.close(fd)
 
 
-def _identity(fd: int) -> tuple[int, int]:
-    found = os.fstat(fd)
-    return found.st_dev, found.st_ino
-
-
 def moved_up(fd: int) -> int:
     """Return another descriptor of the same file, in place of `fd`: of a number that nobody uses.
 
@@ -65,8 +66,7 @@ def moved_up(fd: int) -> int:
     """
     if fcntl is None or resource is None:
         return fd
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_NUMBER if most == resource.RLIM_INFINITY else min(most, MOST_NUMBER)
+    most = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], MOST_NUMBER)
     with contextlib.suppress(OSError):  # as many are open as may be
         high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(3, most * 3 // 4))
         os.close(fd)
@@ -82,22 +82,17 @@ def thread_times(pid: int | str) -> Iterator[tuple[Path, int, int]]:
             yield task, int(spent_ns), int(in_line_ns)
 
 
-class LibraryThreads:
-    """The threads of a worker that compute, and that neither it nor Python has started."""
+def library_threads() -> int:
+    """Return how many threads that Python has not started compute beside the one that asks.
 
-    def __init__(self):
-        """Begin at the worker's start, where only its own threads are there."""
-        self.first = {task for task, _, _ in thread_times("self")}
-
-    def computing(self) -> int:
-        """Return how many have a quarter of the CPU time of the worker's own thread, or more."""
-        python = {str(thread.native_id) for thread in threading.enumerate()}
-        least = time.thread_time_ns() / 4
-        return sum(
-            spent_ns >= max(1.0, least)
-            for task, spent_ns, _ in thread_times("self")
-            if task not in self.first and task.name not in python
-        )
+    That is, they have had a quarter of its CPU time or more.
+    """
+    python = {thread.native_id for thread in threading.enumerate()}
+    least_s = max(time.thread_time() / 4, 0.01)  # what the system counts in
+    threads = psutil.Process().threads()
+    return sum(
+        each.id not in python and each.user_time + each.system_time >= least_s for each in threads
+    )
 
 
 class TimeInLine(ProcFile):

@@ -26,9 +26,11 @@ from weakref import WeakKeyDictionary
 from labkit.instruments import stack
 from labkit.instruments.before_calls import Before, Call, OnSet, held
 from labkit.instruments.loader_knobs import torch_loader
-from labkit.instruments.loader_work import MOST_ROWS, STARTS, LoaderWork
+from labkit.instruments.loader_work import MOST_ROWS, LoaderWork
 from labkit.instruments.sampler import Sampler
 from labkit.stamps.interrupts import OwnErrors
+
+STARTS = 16  # of a loader's workers that are logged, where they start anew for each pass
 
 
 class Recording(NamedTuple):
@@ -37,56 +39,46 @@ class Recording(NamedTuple):
     folder: Path
     work: LoaderWork | None  # of the main process, where there are no workers
     while_there: Path | None = None  # a file: workers that persist record until it is deleted
-    start: int | None = 1  # which of its workers' starts it is; None: they log nothing
+    start: int = 1  # which of its workers' starts it is: late ones log nothing
 
 
-class LoaderHooks:
-    """What is recorded of the torch iterators that this process begins."""
-
-    def __init__(self):
-        # Told of each iterator and its loader: the first that is to record it says how
-        self.begun: list[Callable[[object, object], Recording | None]] = []
-        self.of_iterator: WeakKeyDictionary[object, Recording] = WeakKeyDictionary()
-        self.of_worker: LoaderWork | None = None  # where this process is one
-
-    def begin(self, iterator: object, loader: object) -> None:
-        """Note a new iterator of a loader, before anything of it is made."""
-        found = [begun(iterator, loader) for begun in list(self.begun)]
-        recording = next(filter(None, found), None)
-        if recording is not None:
-            self.of_iterator[iterator] = recording
-
-    def set_init_fn(self, iterator: object, own: Any) -> object:
-        """Return what the workers of an iterator begin with: `own`, and ours before it."""
-        recording = self.of_iterator.get(iterator)
-        return own if recording is None else WorkerStart(iterator, recording, own)
-
-    def work_of(self, frame: FrameType) -> LoaderWork | None:
-        """Return what times the batches that a frame of torch's asks a fetcher for."""
-        worker_loop = sys.modules["torch.utils.data._utils.worker"]._worker_loop
-        if frame.f_code is worker_loop.__code__:
-            return self.of_worker
-        iterator = stack.locals_of(frame).get("self")
-        recording = None if iterator is None else self.of_iterator.get(iterator)
-        return None if recording is None else recording.work
+# Told of each torch iterator that this process begins, and its loader: the first that is to record
+# it says how
+BEGUN: list[Callable[[object, object], Recording | None]] = []
+recordings: WeakKeyDictionary[object, Recording] = WeakKeyDictionary()  # by iterator
+of_worker: list[LoaderWork] = []  # the one of this process, where it is a worker
 
 
-HOOKS = LoaderHooks()
+def _set_init_fn(iterator: object, own: Any) -> object:
+    """Return what the workers of an iterator begin with: `own`, and ours before it."""
+    recording = recordings.get(iterator)
+    return own if recording is None else WorkerStart(iterator, recording, own)
+
+
+def _work_of(frame: FrameType) -> LoaderWork | None:
+    """Return what times the batches that a frame of torch's asks a fetcher for."""
+    worker_loop = sys.modules["torch.utils.data._utils.worker"]._worker_loop
+    if frame.f_code is worker_loop.__code__:
+        return of_worker[-1] if of_worker else None
+    iterator = stack.locals_of(frame).get("self")
+    recording = None if iterator is None else recordings.get(iterator)
+    return recording and recording.work
 
 
 @functools.cache  # once
 def install() -> None:
-    """Hook torch's iterators and fetchers, which tell `HOOKS` from now on."""
+    """Hook torch's iterators and fetchers."""
     iterators = sys.modules["torch.utils.data.dataloader"]._BaseDataLoaderIter
 
     def __new__(cls: Any, loader: object = None, *_more: object, **_named: object) -> object:
         iterator = super(iterators, cls).__new__(cls)
         with OwnErrors():  # ours
-            HOOKS.begin(iterator, loader)
+            found = [begun(iterator, loader) for begun in BEGUN]
+            recordings.update((iterator, each) for each in found[::-1] if each is not None)
         return iterator
 
     iterators.__new__ = staticmethod(__new__)
-    iterators._worker_init_fn = OnSet("_worker_init_fn", HOOKS.set_init_fn)
+    iterators._worker_init_fn = OnSet("_worker_init_fn", _set_init_fn)
     fetch = sys.modules["torch.utils.data._utils.fetch"]
     for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
         kind.fetch = Before(_begin_fetch, kind.fetch)
@@ -110,10 +102,11 @@ def _begin_fetch(fetcher: Any) -> Call | None:
     """Begin a batch; return the fetcher's own method, whose end is told."""
     frame = sys._getframe(2)
     collate = held(fetcher)["collate_fn"]
-    work = collate.work if type(collate) is TimedCollate else HOOKS.work_of(frame)
+    is_timed = type(collate) is TimedCollate
+    work = collate.work if is_timed else _work_of(frame)
     if work is None or not work.is_on:
         return None
-    if type(collate) is not TimedCollate:
+    if not is_timed:
         timed(fetcher, work)
     names = stack.locals_of(frame)  # torch's own
     indices = names.get("index")
@@ -167,11 +160,11 @@ def in_workers(loader: object, recording: Recording) -> Iterator[None]:
 
     if "torch.utils.data.dataloader" in sys.modules:
         install()
-    HOOKS.begun.append(begun)
+    BEGUN.append(begun)
     try:
         yield
     finally:
-        HOOKS.begun.remove(begun)
+        BEGUN.remove(begun)
 
 
 class WorkerStart:
@@ -195,15 +188,15 @@ class WorkerStart:
         folder, _, while_there, start = self.recording
         worker = sys.modules["torch.utils.data._utils.worker"]
         log = None
-        if start is not None:
+        if start <= STARTS:
             sampler = Sampler(folder, while_there, self.workers)
             sampler.most //= self.workers * start
             sampler.places.loop = worker._worker_loop.__code__
             sampler.start()
             util.Finalize(None, sampler.flush, exitpriority=10)
             log = sampler.log
-        room = MOST_ROWS // self.workers // max(1, (start or 1) // STARTS)
-        number = worker.get_worker_info().id
-        HOOKS.of_worker = LoaderWork(log, number, while_there, max(1, room))
+        room = max(1, MOST_ROWS // self.workers)
+        work = LoaderWork(log, worker.get_worker_info().id, while_there, room)
+        of_worker.append(work)
         install()
-        util.Finalize(None, HOOKS.of_worker.flush, exitpriority=10)
+        util.Finalize(None, work.flush, exitpriority=10)

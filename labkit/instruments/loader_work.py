@@ -17,7 +17,6 @@ import psutil
 
 from labkit.instruments.hangs import (
     BATCH,
-    COLLATING,
     FETCHING,
     IDLE,
     INDEX,
@@ -28,15 +27,12 @@ from labkit.instruments.hangs import (
     plain_index,
     progress_words,
 )
-from labkit.instruments.loader_clocks import LibraryThreads, ThreadClock
+from labkit.instruments.loader_clocks import ThreadClock, library_threads
 from labkit.process.thinning import Thinning
 from labkit.stamps.events import EventLog, now_ns
 
 WRITE_NS = 100_000_000  # between two writes of a process
 MOST_ROWS = 2_000  # of all workers together, 0.7 MB; then every second batch, every fourth, ...
-# Of a loader whose workers start anew for each pass, so many starts are recorded, with as many rows
-# each; then every second start, every fourth, ..., with fewer and fewer rows
-STARTS = 16
 KEPT_ITEMS = 16  # of a batch whose times are written one by one; of the others, the sum
 MEMORY_NS = 3_000_000_000  # between two looks at a process's memory: some ms for each GiB
 
@@ -54,7 +50,7 @@ class BatchRow(NamedTuple):
     items: int
     slow_ns: int  # of the slowest of them
     line_ns: int  # in line for a core; 0 in the loop's own process
-    slow_index: int | str  # of a stream, how many items of the pass came before it
+    slow_index: int | str  # "a batch" where they came at once, or from a stream
 
 
 class ItemTimes(NamedTuple):
@@ -98,7 +94,6 @@ class LoaderWork:
         self.words = progress_words(where, "main" if worker < 0 else worker)
         # A batch of a watched loop without workers may take less time than a lap
         self.clock = ThreadClock() if worker >= 0 or while_there is None else None
-        self.threads = LibraryThreads() if worker >= 0 else None
         self.memory_due = 0
         self.passes = -1
         self.done = 0
@@ -111,9 +106,7 @@ class LoaderWork:
     def begin_pass(self, streams: bool) -> None:
         """Begin a pass over the dataset, which `streams` its samples where it is iterable."""
         self.passes += 1
-        self.in_pass = 0  # batches
         self.streams = streams
-        self.streamed = 0  # items of the pass, where they came singly
 
     @property
     def is_on(self) -> bool:
@@ -122,132 +115,111 @@ class LoaderWork:
 
     def begin(self, number: object, indices: object) -> None:
         """Begin batch `number` of the pass, of the items at `indices` where the dataset has any."""
-        self.batch = number if type(number) is int else self.in_pass
         known = type(indices) in (list, tuple) and not self.streams
         self.indices: Sequence[object] = cast(list, indices) if known else ()
-        self.moments: list[int] = []  # at which single items were asked for; of a stream, came
-        self.is_collating = False
+        self.fetched = 0  # until all items are there
         self.is_kept = self.kept.keeps()
         is_timed = self.is_kept and self.while_there is None and not self.streams
         self.singly = self.clock if is_timed else None  # of items one by one
-        self.laps: list[tuple[int, int, int]] = []
-        if self.singly:
-            self.singly.lap()
+        self.laps: list[tuple[int, int, int]] = []  # between the moments, and before the first
         self.cpu_ns = time.process_time_ns()
         self.line_ns = self.clock.in_line.now() if self.clock else 0
-        words = self.words
-        words[BATCH] = self.batch
-        words[STATE] = FETCHING
-        self.start = words[SINCE] = now_ns()
+        self.words[BATCH] = number if type(number) is int else self.done
+        self.moments = [self._note(FETCHING)]  # then when an item is asked for; of a stream, came
+
+    def _note(self, state: int) -> int:
+        """Note what the process does from now on; return the time."""
+        if self.singly:
+            self.laps.append(self.singly.lap())
+        now = self.words[SINCE] = now_ns()
+        self.words[STATE] = state
+        return now
 
     def next_item(self) -> None:
         """An item is asked for, so the one before it is there."""
-        if self.over:
-            return
-        asked = len(self.moments)
-        if self.singly and asked:
-            self.laps.append(self.singly.lap())
-        self.words[INDEX] = index_word(self.indices[asked] if asked < len(self.indices) else None)
-        self._note()
+        if not self.over:
+            item = len(self.moments) - 1
+            known = item < len(self.indices)
+            self.words[INDEX] = index_word(self.indices[item] if known else None)
+            self.moments.append(self._note(FETCHING))
 
     def end_streamed(self, item: object) -> object:
         """Note that an item of a stream is there, and return it."""
         if not self.over:
-            self._note()
+            self.moments.append(self._note(FETCHING))
         return item
-
-    def _note(self) -> None:
-        now = self.words[SINCE] = now_ns()
-        self.moments.append(now)
 
     def begin_collate(self) -> None:
         """All items are here."""
-        if self.singly:
-            self.laps.append(self.singly.lap())
-        self.fetched = self.words[SINCE] = now_ns()
-        self.words[STATE] = COLLATING
-        self.is_collating = True
+        self.words[INDEX] = NO_INDEX
+        self.fetched = self._note(FETCHING)
 
     def end_fetch(self) -> None:
         """The batch is ready, or an item could not be had."""
-        collate = self.singly.lap() if self.singly else None
-        ready = now_ns()
-        if self.is_collating:
-            line_ns = self.clock.in_line.now() - self.line_ns if self.clock else 0
+        ready = self._note(IDLE)
+        self.words[INDEX] = NO_INDEX
+        if self.fetched:
             cpu_ns = time.process_time_ns()
             if self.is_kept:
-                self._keep(ready, line_ns, cpu_ns, collate)
+                self._keep(ready, cpu_ns)
             self.process_ns = cpu_ns
-            self.in_pass += 1
             self.done += 1
-            self.streamed += len(self.moments)
-        self.words[SINCE] = ready
-        self.words[INDEX] = NO_INDEX
-        self.words[STATE] = IDLE
         if ready > self.due:
             self.due = ready + WRITE_NS
             self.flush()
             if self.while_there and not self.while_there.exists():
                 self.over = True  # a worker that persists goes on without us
 
-    def _keep(
-        self, ready: int, line_ns: int, cpu_ns: int, collate: tuple[int, int, int] | None
-    ) -> None:
+    def _keep(self, ready: int, cpu_ns: int) -> None:
         """Keep the row of a batch that is ready, and those of its items, to be written."""
-        items = len(self.indices) or len(self.moments)
-        bounds = [self.start, *self.moments, self.fetched]
-        times = [after - before for before, after in itertools.pairwise(bounds)]
-        slow_ns = max(times)
-        indices = itertools.count(self.streamed) if self.streams else [None, *self.indices]
-        index = next(itertools.islice(indices, times.index(slow_ns), None), None)
+        start = self.moments[0]
+        line_ns = self.clock.in_line.now() - self.line_ns if self.clock else 0
+        spans = itertools.pairwise([*self.moments, self.fetched])
+        slow_ns, item = max((after - before, at) for at, (before, after) in enumerate(spans))
+        is_item = 0 < item <= len(self.indices)
         row = BatchRow(
             done=self.done,
-            batch=self.batch,
+            batch=self.words[BATCH],
             of_pass=self.passes,
-            start=self.start,
+            start=start,
             fetched=self.fetched,
             ready=ready,
             cpu_ns=cpu_ns - self.cpu_ns,
-            items=items,
+            items=len(self.indices) or len(self.moments) - 1,
             slow_ns=slow_ns,
-            line_ns=min(line_ns, ready - self.start),
-            slow_index="a batch" if index is None else plain_index(index),
+            line_ns=min(line_ns, ready - start),
+            slow_index=plain_index(self.indices[item - 1]) if is_item else "a batch",
         )
         self.rows.append(row)
-        if collate is None:
-            return
-        sums = [sum(column) for column in zip(*self.laps, strict=True)]
-        parts = [_us(ns) for ns in (*sums, *collate, self.cpu_ns - self.process_ns)]
-        singly = self.laps[:: -(-len(self.laps) // KEPT_ITEMS)] if len(self.laps) > 1 else []
-        cpus = [_us(cpu_ns) for cpu_ns, _, _ in singly]
-        waits = [_us(wait_ns) for _, wait_ns, _ in singly]
-        self.item_times.append(
-            ItemTimes(self.done, self.start, items, *parts, item_cpu=cpus, item_wait=waits)
-        )
+        if self.laps:
+            _, *items, collate = self.laps
+            parts = [*map(sum, zip(*items, strict=True)), *collate, self.cpu_ns - self.process_ns]
+            # The first lap is before the first item, or that of all at once
+            singly = items[1 :: -(-len(items) // KEPT_ITEMS)] if len(items) > 2 else []
+            cpus, waits = ([_us(each[kind]) for each in singly] for kind in (0, 1))
+            known = (self.done, start, row.items, *map(_us, parts))
+            self.item_times.append(ItemTimes(*known, item_cpu=cpus, item_wait=waits))
 
     def flush(self) -> None:
         """Write the rows that are not written yet."""
         if self.log is not None and self.rows and self.pid == os.getpid():
+            is_worker = self.worker >= 0
+            memory = None
+            if is_worker and self.while_there is not None and now_ns() > self.memory_due:
+                self.memory_due = now_ns() + MEMORY_NS
+                with contextlib.suppress(psutil.Error):
+                    memory = psutil.Process().memory_full_info().uss // 1024
             self.log.write(
                 "items",
                 worker=self.worker,
                 pid=self.pid,
                 rows=self.item_times,
                 batches=self.rows,
-                memory=self._memory_kib(),
-                threads=self.threads and self.threads.computing(),
+                memory=memory,
+                threads=library_threads() if is_worker else None,
             )
         self.rows = []
         self.item_times = []
-
-    def _memory_kib(self) -> int | None:
-        """Return a watched worker's own memory; None where that is not due, or not known."""
-        now = now_ns()
-        if self.worker >= 0 and self.while_there is not None and now > self.memory_due:
-            self.memory_due = now + MEMORY_NS
-            with contextlib.suppress(psutil.Error):
-                return psutil.Process().memory_full_info().uss // 1024
-        return None
 
     def close(self) -> None:
         """Write what is left; nothing follows."""

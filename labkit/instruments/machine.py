@@ -1,10 +1,15 @@
-"""Describe what is here: `python -m labkit.instruments.machine`."""
+"""The machine and its devices: what is here, what a run can use, and why a card is not used.
+
+`python -m labkit.instruments.machine` prints it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +17,88 @@ import pynvml
 import torch
 
 from labkit import quotas
-from labkit.instruments import devices
 from labkit.instruments.host import plain_machine
 from labkit.instruments.resources import use_fixed_threads
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")  # Linux
+INSTALL = "install the torch for this card and its driver: https://pytorch.org/get-started/locally"
+
+
+def find_device(wanted: str = "auto") -> torch.device:
+    """Return the torch device for the `device` knob, which the kernel has found to be here."""
+    here = usable()
+    return torch.device({"auto": here[min(1, len(here) - 1)], "cuda": "cuda:0"}.get(wanted, wanted))
+
+
+def usable() -> list[str]:
+    """Return the devices that a run can use, the CPU first."""
+    cards = [f"cuda:{index}" for index in range(card_count())]
+    return ["cpu", *cards, *(["mps"] if torch.backends.mps.is_available() else [])]
+
+
+def card_count() -> int:
+    """Return how many CUDA devices torch can start: none without a driver that fits it.
+
+    `device_count` alone counts by NVML also those that a driver is too old for.
+    """
+    can_start = torch.cuda.is_available() and not torch.version.hip
+    return torch.cuda.device_count() if can_start else 0
+
+
+def of_rank(wanted: str, ranks: int, rank: int) -> torch.device:
+    """Return a rank's device: a card of its own where each rank has one, else the CPU."""
+    on_cards = wanted != "cpu" and card_count() >= ranks
+    return torch.device("cuda", rank) if on_cards else torch.device("cpu")
+
+
+def unused_gpu() -> str | None:
+    """Say which card is here and not used, why, and the remedy; None if none."""
+    if card_count() or torch.backends.mps.is_available():
+        return None
+    if other := torch.accelerator.current_accelerator(check_available=True):
+        kind = "ROCm" if torch.version.hip else other.type.upper()
+        return f"{kind} cannot be used: labkit measures on CUDA, Apple's GPU and the CPU only"
+    with contextlib.suppress(pynvml.NVMLError):  # there is no driver
+        pynvml.nvmlInit()
+        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
+        facts = f"driver {pynvml.nvmlSystemGetDriverVersion()}, torch {torch.__version__}"
+        try:
+            torch.cuda.init()
+            why = "torch gives no reason"
+        except Exception as error:
+            why = str(error).strip().split("\n")[0].rstrip(".")
+        return f"{name} cannot be used: {why} ({facts}). Remedy: {INSTALL}"
+    return None
+
+
+def card_uuid(device: torch.device | int) -> str:
+    """Return NVML's name of a CUDA device, or of a MIG instance: torch leaves out its kind."""
+    card = torch.cuda.get_device_properties(device)
+    return f"{'MIG' if ' MIG ' in card.name else 'GPU'}-{card.uuid}"
+
+
+def use(device: torch.device) -> None:
+    """Make a card the current one: streams and events that name no card mean this one."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def finish(device: torch.device) -> None:
+    """Wait for the device; a CPU has nothing in flight."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def compile_lacks(device: torch.device) -> str | None:
+    """Return what torch.compile needs on `device` and does not find; None where it finds all."""
+    on_cpu = device.type == "cpu"
+    compiler = os.environ.get("CXX" if on_cpu else "CC", "cl")
+    usual = ("g++", "clang++") if on_cpu else ("gcc", "clang")
+    if not any(map(shutil.which, (compiler, *usual))):
+        return f"torch.compile needs a compiler and found none: install {' or '.join(usual)}"
+    if on_cpu or (device.type == "cuda" and importlib.util.find_spec("triton")):
+        return None
+    return "torch.compile on a GPU is used with CUDA and Triton only: pip install triton"
 
 
 def describe(device: torch.device) -> dict[str, Any]:
@@ -32,15 +114,13 @@ def describe(device: torch.device) -> dict[str, Any]:
         "memory_gib": ram_gib,
         "ram_gib": ram_gib,
         "threads": torch.get_num_threads(),
+        "compile_lacks": compile_lacks(device),
     }
-    kind = devices.kind_of(device)
-    if kind not in devices.MEASURED:  # of a loop that is watched
-        return found | {"name": kind}
-    if kind == "MPS":
-        found["name"] = f"Apple GPU ({found['cpu_name']})"
-    if kind == "CUDA":
+    if device.type == "cuda" and not torch.version.hip:
         found |= _describe_card(device)
-    return found | {"compile_lacks": devices.compile_lacks(device)}
+    elif device.type != "cpu":  # of another maker, or another kind: of a loop that is watched
+        found["name"] = "ROCm" if device.type == "cuda" else device.type.upper()
+    return found
 
 
 def _describe_card(device: torch.device) -> dict[str, Any]:
@@ -49,11 +129,11 @@ def _describe_card(device: torch.device) -> dict[str, Any]:
     found = {
         "name": card.name,
         "memory_gib": _gib(card.total_memory),
-        "uuid": devices.card_uuid(device),
+        "uuid": card_uuid(device),
         "sm_count": card.multi_processor_count,
         "compute_capability": f"{card.major}.{card.minor}",
     }
-    with contextlib.suppress(pynvml.NVMLError):  # what only the driver tells
+    with contextlib.suppress(pynvml.NVMLError):  # only the driver tells
         pynvml.nvmlInit()
         found["driver"] = pynvml.nvmlSystemGetDriverVersion()
     return found
@@ -73,7 +153,7 @@ def _gib(size_bytes: int) -> float:
 
 if __name__ == "__main__":
     use_fixed_threads()
-    found = describe(devices.find_device())
-    found |= {"unused_gpu": devices.unused_gpu(), "devices": devices.usable()}
+    found = describe(find_device())
+    found |= {"unused_gpu": unused_gpu(), "devices": usable()}
     print(json.dumps(found), flush=True)
     os._exit(0)  # without torch's teardown, which takes a third as long as its import

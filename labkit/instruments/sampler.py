@@ -24,7 +24,6 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
 
 from labkit.instruments import stack
 from labkit.instruments.loader_clocks import ThreadState, TimeInLine
@@ -45,16 +44,7 @@ FLAG = "watched"  # a file in the run's folder, there while the run goes on
 USER_TIME = 1  # Linux's CPUCLOCK_VIRT
 OF_A_THREAD = 4  # its CPUCLOCK_PERTHREAD_MASK
 TO_THREAD = 4  # and its SIGEV_THREAD_ID
-MOST_IN_LINE = 4  # times what it computed, in line for a core: four others share that core
 LONGEST_NS = 2_000_000_000  # that a sample may stand for: a laptop that slept is no slow line
-
-
-class Spent(NamedTuple):
-    """What a thread's time went to, ns from any zero: computing, waiting for a core, asleep."""
-
-    cpu: int
-    in_line: int
-    asleep: int
 
 
 class MainThread:
@@ -66,9 +56,7 @@ class MainThread:
         self.cpu_clock = time.pthread_getcpuclockid(self.ident)
         native = threading.get_native_id()
         user_clock = ctypes.c_int((~native << 3) | OF_A_THREAD | USER_TIME)
-        self.library = ctypes.CDLL(None, use_errno=True)
-        if not hasattr(self.library, "timer_create"):  # glibc before 2.34
-            self.library = ctypes.CDLL("librt.so.1", use_errno=True)
+        self.library = ctypes.CDLL("librt.so.1", use_errno=True)
         self.timer = ctypes.c_void_p()
         # struct sigevent: a value of two words, the signal, how, and the thread
         event = (ctypes.c_int * 16)(0, 0, signal.SIGURG, TO_THREAD, native)
@@ -78,7 +66,7 @@ class MainThread:
         self.state = ThreadState()
         self.sampled = _thread.allocate_lock()  # held while it is: what waits for it wakes at once
         self.sampled.acquire()
-        self.placed = self.spent()  # when its time was last placed
+        self.placed: dict[bool, int] = {}  # by whether it computes: its time when last placed
 
     def signal_after(self, user_s: float) -> None:
         """Signal it once, at the first tick after it has computed for so long."""
@@ -92,32 +80,16 @@ class MainThread:
         self.line.close()
         self.state.close()
 
-    def spent(self) -> Spent:
-        """Return what its time went to by now."""
-        cpu = time.clock_gettime_ns(self.cpu_clock)
-        in_line = self.line.now()
-        return Spent(cpu, in_line, now_ns() - cpu - in_line)
-
     def place(self, computes: bool) -> int:
         """Return for how long it has computed, or slept, since that was last placed, ns.
 
-        To wait for a core counts as computing: it does so wherever the system has stopped it. A
-        thread that mostly sleeps stands in line each time it wakes, but is seldom seen computing:
-        what exceeds `MOST_IN_LINE` is left out, so that all samples share it.
+        To wait for a core counts as computing: it does so wherever the system has stopped it.
         """
-        now = self.spent()
-        cpu, in_line, asleep = (new - old for new, old in zip(now, self.placed, strict=True))
-        if computes:
-            self.placed = now._replace(asleep=self.placed.asleep)
-            return min(cpu + in_line, (1 + MOST_IN_LINE) * cpu, LONGEST_NS)
-        self.placed = self.placed._replace(asleep=now.asleep)
-        return min(asleep, LONGEST_NS)
-
-    def is_asleep(self) -> bool:
-        """Whether it neither computes nor could."""
-        before = time.clock_gettime_ns(self.cpu_clock)
-        stands = time.clock_gettime_ns(self.cpu_clock) == before
-        return stands and not self.state.is_runnable()
+        busy = time.clock_gettime_ns(self.cpu_clock) + self.line.now()
+        spent = busy if computes else now_ns() - busy
+        weight = spent - self.placed.get(computes, spent)
+        self.placed[computes] = spent
+        return min(weight, LONGEST_NS)
 
 
 class Sampler:
@@ -177,11 +149,10 @@ class Sampler:
             return "the program is told of every signal, or holds them back"
         there = signal.getsignal(signal.SIGURG)
         other = getattr(there, "__self__", None)
-        if not isinstance(other, Sampler):
-            return "" if there == signal.SIG_DFL else "SIGURG is not free"
-        if other.pid == os.getpid() and other.in_use:
-            return "the loop around this one is sampled"
-        other.stop()  # of a loop that is over for now
+        if isinstance(other, Sampler) and not (other.in_use and other.pid == os.getpid()):
+            other.stop()  # of a loop that is over for now
+        elif there != signal.SIG_DFL:
+            return "the loop around this one, or the program itself, has the signal SIGURG"
         return ""
 
     def claim(self, frame: FrameType) -> None:
@@ -197,40 +168,30 @@ class Sampler:
         if thread is not None and self.pid == os.getpid():
             thread.release()
             with contextlib.suppress(ValueError):  # in another thread
-                if self._has_the_signal():
+                if signal.getsignal(signal.SIGURG) == self._in_user_mode:
                     signal.signal(signal.SIGURG, signal.SIG_DFL)
-
-    def _has_the_signal(self) -> bool:
-        return signal.getsignal(signal.SIGURG) == self._in_user_mode
 
     def _in_user_mode(self, _signal: int, frame: FrameType | None) -> None:
         """Note where the main thread computes; the kernel found it there."""
         thread = self.thread
-        if thread is None or frame is None or self.pid != os.getpid():
-            return
-        if self.lock.acquire(blocking=False):  # else its time goes to the next sample
-            try:
-                self._take(thread, frame, computes=True)
-            finally:
-                self.lock.release()
-        if self.thread is thread and self.taken < self.most:
-            thread.signal_after(self._period_s())  # only now: samples do not nest
+        if thread is not None and self.pid == os.getpid():
+            self._take(thread, frame, computes=True)
+            if self.thread is thread and self.taken < self.most:
+                thread.signal_after(self._period_s())  # only now: samples do not nest
 
     def _look_from_beside(self, thread: MainThread) -> None:
         """Note where the main thread sleeps; write what has gathered."""
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
         with contextlib.suppress(Exception):  # Python would show it on the user's stderr
-            while self.thread is thread and self._has_the_signal() and self.taken < self.most:
+            while self.thread is thread and self.taken < self.most:
+                if signal.getsignal(signal.SIGURG) != self._in_user_mode:
+                    break  # the program has its own handler by now
                 pause_s = self._period_s()
                 due = now_ns() + int(pause_s * 1e9)
                 if thread.sampled.acquire(timeout=pause_s):  # no time.sleep: programs replace it
                     break
-                if now_ns() < due + LATE_NS and thread.is_asleep():
-                    with self.lock:
-                        frame = stack.top_frame(thread.ident)
-                        if frame is not None and self.thread is thread:
-                            self._take(thread, frame, computes=False)
-                        del frame  # it would keep the user's variables
+                if now_ns() < due + LATE_NS and not thread.state.is_runnable():
+                    self._take(thread, stack.top_frame(thread.ident), computes=False)
                 if now_ns() > self.due:
                     self.flush()
                     if self.while_there and not self.while_there.exists():
@@ -238,13 +199,19 @@ class Sampler:
         if self.thread is thread:
             self.stop()
 
-    def _take(self, thread: MainThread, frame: FrameType, computes: bool) -> None:
+    def _take(self, thread: MainThread, frame: FrameType | None, computes: bool) -> None:
         """Place the time spent since its last sample of the kind at the stack of `frame`."""
-        weight = thread.place(computes)
-        with OwnErrors():  # no loop may end on our account
-            if weight > 0:
-                self.rows.append((now_ns(), weight, self.places.number_of(frame)))
-                self.taken += 1
+        # Where the other has the lock, a signal's time goes to its next sample
+        if frame is None or not self.lock.acquire(blocking=not computes):
+            return
+        try:
+            with OwnErrors():  # no loop may end on our account
+                weight = thread.place(computes)
+                if weight > 0 and self.thread is thread:
+                    self.rows.append((now_ns(), weight, self.places.number_of(frame)))
+                    self.taken += 1
+        finally:
+            self.lock.release()
 
     def flush(self) -> None:
         """Write what has gathered, if anything."""

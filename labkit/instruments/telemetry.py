@@ -7,11 +7,13 @@ not in the sample.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from labkit.stamps.events import FILE_NAME, EventLog, events_named
 PERIOD_S = 0.2
 THIN_AFTER_S = 3_600.0  # a run of days must not fill the disk
 POLL_S = 0.02  # between looks at a log that does not have all it should yet
-FAMILY_S = 1.0  # between two looks at which processes the run has
+FAMILY_EVERY = 5  # samples between two looks at which processes the run has: 1 s
 NAMED_EVERY = 25  # samples between two looks at what else uses the cores: 5 s
 NAMED_FIRST = 5  # the sample with the first of them: runs may last seconds only
 MOST_NAMED = 3
@@ -64,9 +66,9 @@ def _has_ended(process: psutil.Process) -> bool:
     return answer_to(process.status) in (None, psutil.STATUS_ZOMBIE)
 
 
-def children_of(process: psutil.Process) -> list[psutil.Process]:
-    """Return all that a process has started, and they; [] where it has ended."""
-    return answer_to(lambda: process.children(recursive=True)) or []
+def family_of(process: psutil.Process) -> list[psutil.Process]:
+    """Return a process and all that it, and they, have started."""
+    return [process, *(answer_to(partial(process.children, recursive=True)) or [])]
 
 
 def cpu_samples(bench: psutil.Process) -> Iterator[dict[str, float]]:
@@ -79,44 +81,28 @@ def cpu_samples(bench: psutil.Process) -> Iterator[dict[str, float]]:
     main = Path(f"/proc/{bench.pid}/task/{bench.pid}")  # the thread that launches kernels
     cores = quotas.cpu_cores().of
     family = [bench]  # and all that it started
-    family_due = 0.0
-    waited: dict[Path, int] = {}  # ns that each of their threads stood in line for a core
+    waited: dict[Path, int] = {}  # ns that each thread of the run stood in line for a core
+    spent_s = 0.0
+    looked_at = 0.0
     psutil.cpu_percent()
-    looked_at = time.monotonic()
-    spent_s = sum(map(_spent_s, family))
-    while True:
+    for count in itertools.count():
+        if count % FAMILY_EVERY == 0:  # psutil looks at every process: milliseconds
+            family = family_of(bench)
         found = {"cpu": psutil.cpu_percent() / 100, "cpus": cores}
-        if _has_ended(bench):
-            yield found
-            continue
+        known = [answer_to(partial(each.as_dict, ["cpu_times", "memory_info"])) for each in family]
+        known = [each for each in known if each]
+        before_s, spent_s = spent_s, sum(sum(each["cpu_times"][:4]) for each in known)
+        before, waited = waited, {t: ns for each in family for t, _, ns in thread_times(each.pid)}
         now = time.monotonic()
-        if now > family_due:  # psutil looks at every process: milliseconds
-            family_due = now + FAMILY_S
-            family = [*children_of(bench), bench]
-        elapsed_s = max(now - looked_at, 1e-9)
-        before_s, spent_s = spent_s, sum(map(_spent_s, family))
-        found["own_cpu"] = round(max(0.0, spent_s - before_s) / elapsed_s / cores, 3)
-        found["rss_gib"] = round(sum(map(_rss, family)) / 2**30, 4)
-        before, waited = (
-            waited,
-            {task: ns for each in family for task, _, ns in thread_times(each.pid)},
-        )
-        if before and waited:
+        elapsed_s, looked_at = now - looked_at, now
+        if count and not _has_ended(bench):
+            found["own_cpu"] = round(max(0.0, spent_s - before_s) / elapsed_s / cores, 3)
+            found["rss_gib"] = round(sum(each["memory_info"].rss for each in known) / 2**30, 4)
             more_s = {task: (ns - before.get(task, ns)) / 1e9 for task, ns in waited.items()}
-            found["line_cpu"] = round(sum(more_s.values()) / elapsed_s / cores, 3)
-            found["launch_line"] = round(more_s.get(main, 0) / elapsed_s, 3)
-        looked_at = now
+            if more_s:
+                found["line_cpu"] = round(sum(more_s.values()) / elapsed_s / cores, 3)
+                found["launch_line"] = round(more_s.get(main, 0) / elapsed_s, 3)
         yield found
-
-
-def _spent_s(process: psutil.Process) -> float:
-    """Return the CPU time of a process and of those that it started and that have ended, s."""
-    return answer_to(lambda: sum(process.cpu_times()[:4])) or 0.0
-
-
-def _rss(process: psutil.Process) -> int:
-    """Return the bytes that a process has in memory."""
-    return answer_to(lambda: process.memory_info().rss) or 0
 
 
 def others(own: list[psutil.Process]) -> list[dict[str, Any]]:
@@ -124,29 +110,17 @@ def others(own: list[psutil.Process]) -> list[dict[str, Any]]:
 
     Not the processes `own`, nor what these started.
     """
-    family = {each.pid for process in own for each in (process, *children_of(process))}
-    cores = {
-        each.pid: round((answer_to(each.cpu_percent) or 0.0) / 100, 2)
+    family = {each.pid for process in own for each in family_of(process)}
+    cores = [
+        (round((answer_to(each.cpu_percent) or 0.0) / 100, 2), each.pid)
         for each in psutil.process_iter()  # the same objects again, which know the last look
         if each.pid not in family
-    }
-    busiest = sorted(cores, key=cores.__getitem__, reverse=True)[:MOST_NAMED]
-    return [
-        {"pid": pid, "name": name_of(pid), "cores": cores[pid]}
-        for pid in busiest
-        if cores[pid] >= LEAST_CORES
     ]
-
-
-def _card_of(uuid: str | None, bench_pid: int, log: EventLog) -> GpuMeter | None:
-    """Return the meter of the run's card; None without a card, or where NVML does not answer."""
-    if not uuid:
-        return None
-    try:
-        return GpuMeter(uuid, bench_pid)
-    except Exception as error:  # no driver, another version, a card that is lost
-        log.write("no_nvml", why=f"{type(error).__name__}: {error}")
-    return None
+    return [
+        {"pid": pid, "name": name_of(pid), "cores": used}
+        for used, pid in heapq.nlargest(MOST_NAMED, cores)
+        if used >= LEAST_CORES
+    ]
 
 
 def main(parent: int, while_there: Path | None = None) -> None:
@@ -163,9 +137,14 @@ def main(parent: int, while_there: Path | None = None) -> None:
     machine = lifetime.wait_for("machine")
     lifetime.processes.append(bench)
     cpu = cpu_samples(bench)
-    card = _card_of(machine.get("uuid"), bench.pid, log)
-    spare = machine["kind"] == "cpu" and spare_card(machine["versions"].get("cuda"))
-    if spare:
+    next(cpu)
+    card = None
+    if uuid := machine.get("uuid"):
+        try:
+            card = GpuMeter(uuid, bench.pid)
+        except Exception as error:  # no driver, another version, a card that is lost
+            log.write("no_nvml", why=f"{type(error).__name__}: {error}")
+    elif machine["kind"] == "cpu" and (spare := spare_card(machine["versions"].get("cuda"))):
         log.write("spare_card", name=spare)
     others(lifetime.processes)
     begun = due = time.monotonic()

@@ -26,7 +26,6 @@ UTILIZATION_ERROR = {"input": 0.10, "device": 0.07, "cpu": 0.08}  # of wall time
 WORTH = 0.05  # a gain below this is not called one, however quiet the run
 DEVICE_BOUND = 0.9  # utilization
 CPU_BOUND = 0.9  # share of all core time
-STRETCHED = 1.1  # times as long as alone: such a step is held back by who shares its cores
 
 # Numbers of workers among which one is recommended; those above the cores help items that wait
 WORKER_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -97,30 +96,29 @@ def predict(run: RunData, **changes: Setting) -> Prediction:
     try:
         known = _costs_of(run)
         target = _target(known.pipeline, changes)
-        step, notes = _step(run, known.pipeline, target)
+        step = _step(run, known.pipeline, target)
         if target.num_workers and not known.pipeline.num_workers and not known.handoff:
             raise CannotPredict(
                 "sending a batch from a worker was not measured: run it with num_workers=1"
             )
-        rates, shares, cores, stretches = _simulated(known, target, step)
+        rates, shares, cores, _ = _simulated(known, target, step)
     except CannotPredict as why:
         return Prediction(changes, cannot=f"cannot predict: {why}.", why=str(why))
     # What the model misses in the run itself, of which half stays: its root
-    missed = np.sqrt(known.throughput / np.median(_simulated(known, known.pipeline, 1.0)[0]))
+    measured = run.throughput or 0.0
+    missed = np.sqrt(measured / np.median(_simulated(known, known.pipeline, 1.0)[0]))
     rates = rates * missed
     shares = np.minimum(1.0, shares * missed)
-    throughput, utilization, busy, stretch = map(
-        float, np.median([rates, shares, cores, stretches], axis=1)
-    )
-    if utilization > DEVICE_BOUND and (busy <= CPU_BOUND or stretch <= STRETCHED):
+    throughput, utilization = float(np.median(rates)), float(np.median(shares))
+    if utilization > DEVICE_BOUND:
         limit, held = "device", "the device is nearly always busy"
-    elif busy > CPU_BOUND:
+    elif np.median(cores) > CPU_BOUND:
         limit, held = "cpu", f"CPU-bound: all {known.cores} cores are saturated"
     else:
         limit, held = "input", "the loop still waits for data"
     error = 1 + float(np.hypot(2 * np.std(rates) / throughput, MODEL_ERROR[limit]))
     spread = float(np.hypot(2 * np.std(shares), UTILIZATION_ERROR[limit]))
-    gain, noise = throughput / known.throughput - 1, max(WORTH, run.spread or 0.0)
+    gain, noise = throughput / measured - 1, max(WORTH, run.spread or 0.0)
     said = f"{1 + gain:.2f}x the measured throughput; then"
     if abs(gain) <= noise:
         said = f"it will not help: {gain:+.0%} is within the noise of {noise:.0%};"
@@ -131,7 +129,7 @@ def predict(run: RunData, **changes: Setting) -> Prediction:
         utilization=utilization,
         utilization_range=(max(0.0, utilization - spread), min(1.0, utilization + spread)),
         limit=limit,
-        why="; ".join([f"{said} {held}", *notes]),
+        why=f"{said} {held}",
     )
 
 
@@ -147,40 +145,39 @@ def _target(pipeline: Pipeline, changes: dict[str, Setting]) -> Pipeline:
     return pipeline.but(**knobs)
 
 
-def _step(run: RunData, old: Pipeline, target: Pipeline) -> tuple[float, list[str]]:
-    """Return the time of a step over that of the measured one, and what was taken into account.
+def _step(run: RunData, old: Pipeline, target: Pipeline) -> float:
+    """Return the time of a step over that of the measured one.
 
     What batch size and BF16 do to a step is known of the x-ray alone.
     """
     xray = run.xray_facts or {}
+    without_effect = ["persistent_workers"]  # it acts between epochs, and a run has one
+    if run.machine.kind == "cpu":
+        without_effect.append("pin_memory")
     changed = {
         name: value
         for name, value in target.to_dict().items()
-        if value != getattr(old, name) and "outside step" not in KNOBS[name].traits
+        if value != getattr(old, name)
+        and name not in without_effect
+        and "outside step" not in KNOBS[name].traits
     }
     factor = 1.0
-    notes = []
     growth = target.batch_size / old.batch_size
     fixed = xray.get("fixed_share")
-    if growth != 1 and fixed is not None and 1 / BATCH_FACTOR <= growth <= BATCH_FACTOR:
-        del changed["batch_size"]
+    if fixed is not None and 1 / BATCH_FACTOR <= growth <= BATCH_FACTOR:
+        changed.pop("batch_size", None)
         factor *= fixed + (1 - fixed) * growth
-        notes.append(f"{fixed:.0%} of a step does not grow with the batch (x-ray)")
     speedup = xray.get("bf16_speedup")
     if speedup and old.precision in ("fp32", "ieee") and changed.get("precision") == "bf16":
         del changed["precision"]
         factor /= speedup
-    if changed.pop("persistent_workers", None) is not None:
-        notes.append("persistent_workers acts between epochs, and this run has one")
-    if run.machine.kind == "cpu" and changed.pop("pin_memory", None) is not None:
-        notes.append("pin_memory does nothing where the device is the CPU")
     if changed:
         more = XRAY_TELLS if changed.keys() & {"batch_size", "precision"} else ""
         raise CannotPredict(
             f"the effect of {' and '.join(changed)} was not measured: "
             f"run it once with {as_typed(changed)}{more}"
         )
-    return factor, notes
+    return factor
 
 
 # -- what follows for a bench's run: how many workers, how deep a queue -----------------------

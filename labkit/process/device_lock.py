@@ -23,27 +23,26 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
     """Take the lock of a GPU's UUID, or "cpu", for as long as any process of the run lives.
 
     One run of a user's per device at a time: two at once would measure each other. Several hosts
-    may have one home: a GPU's UUID tells them apart, "cpu" does not.
+    may have one home.
     """
-    name = device if device.startswith(("GPU-", "MIG-")) else f"{device} of {platform.node()}"
-    path = own_folder(cache / "locks") / f"{re.sub('[^A-Za-z0-9-]', '_', name)}.lock"
+    name = re.sub("[^A-Za-z0-9-]", "_", f"{device} of {platform.node()}")
+    path = own_folder(cache / "locks") / f"{name}.lock"
     fd = private(str(path), os.O_RDWR | os.O_CREAT)  # who has it, and how to end that
     deadline = time.monotonic() + PATIENCE_S
     told = ""
     while not try_lock(fd):
-        who, _, kill = text_of(path)[:LONGEST_HOLDER].partition("\n")
-        text = f"device {device} is in use by {who or 'another run'}"
+        who = text_of(path)[:LONGEST_HOLDER] or "another run"
+        text = f"device {device} is in use by {who}"
         if time.monotonic() > deadline:
-            how = f"in its notebook with Stop, in a terminal with {kill or 'kill'}"
-            raise DeviceBusy(f"{text}: start again when it is over, or end it {how}.")
+            raise DeviceBusy(f"{text}: start again when it is over, or end it now.")
         if text != told:
             waiting(text)
         told = text
         time.sleep(0.05)
     pid = os.getpid()
-    since = time.strftime("since %H:%M:%S")
+    where = f"process {pid} on {platform.node()}, since {time.strftime('%H:%M:%S')}"
     os.ftruncate(fd, 0)
-    os.write(fd, f"run {run} (process {pid} on {platform.node()}, {since})\nkill {pid}".encode())
+    os.write(fd, f"run {run} ({where}; Stop in its notebook or `kill {pid}` ends it)".encode())
     return fd
 
 

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from labkit.orders import Plan
+from labkit import quotas
+from labkit.orders import Order
 from labkit.process import device_lock, family, folders, leftovers
 from labkit.stamps.events import RESERVE_BYTES, RESERVE_NAME, SPEC_NAME, EventLog, private
 
@@ -52,7 +53,7 @@ class Handle:
     def start(self, idle_s: float | None = None) -> None:
         """Start the supervisor, which starts the others; with `idle_s` as a standby."""
         self.deadline = time.monotonic() + 0.99 * (idle_s or 0.0)  # no race with its own end
-        plan = Plan(
+        plan = Order(
             kernel_pid=os.getpid(),
             system=family.this_system(),
             idle_s=idle_s,
@@ -65,10 +66,9 @@ class Handle:
             f"import sys; sys.path[:] = [{ROOT!r}, *filter(None, sys.path)]; "
             f"from labkit.process.supervisor import main; main({str(self.folder)!r})"
         )
-        python_path = filter(None, [os.environ.get("PYTHONPATH"), ROOT])
         own = {
             "LABKIT_HOME": str(folders.home()),
-            "PYTHONPATH": os.pathsep.join(python_path),
+            "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), ROOT])),
             "LABKIT_WATCHING": "",  # not for `labkit watch`, if this is a script under it
         }
         # Alone on Linux, where it needs the standard library only; elsewhere psutil too
@@ -128,6 +128,11 @@ class Handle:
             stand_by()
         return code is None
 
+    def fits(self) -> bool:
+        """Whether a standby is there, and would run as what is started now."""
+        in_time = time.monotonic() < self.deadline
+        return in_time and self.surroundings == surroundings() and self.alive()
+
     def stop(self) -> None:
         """Ask for Stop and wait until the run's last process is gone."""
         self._say(b"stop\n")
@@ -151,8 +156,7 @@ def bench_command(module: str, folder: Path) -> list[str]:
 
 def surroundings() -> tuple:
     """Return what a process inherits from this one, as far as it can change a run."""
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    return dict(os.environ), cores, sys.executable, folders.home()
+    return dict(os.environ), quotas.cpu_cores()
 
 
 @contextlib.contextmanager
@@ -162,12 +166,7 @@ def starting(module: str, after: list[str] | None) -> Iterator[Handle]:
         runs[:] = [handle for handle in runs if handle.alive()]
         leftovers.clear(folders.home() / "runs")
         handle = _taken()
-        asked = (module, after, surroundings())
-        if handle and not (
-            asked == (BENCH, None, handle.surroundings)
-            and handle.alive()
-            and time.monotonic() < handle.deadline
-        ):
+        if handle and not ((module, after) == (BENCH, None) and handle.fits()):
             handle.discard()  # its import would disturb the run that starts now
             handle = None
         handle = handle or Handle(module, after)
@@ -179,20 +178,22 @@ def starting(module: str, after: list[str] | None) -> Iterator[Handle]:
 
 
 def stand_by(idle_s: float = IDLE_S, forced: bool = False) -> None:
-    """Start the processes of the next run, where it is `wanted` and nothing is being measured."""
+    """Start the processes of the next run, where nothing is being measured.
+
+    Unless `forced`, only where this process may have one soon: a notebook's kernel, a prompt.
+    """
     global _standby
-    if not wanted(forced) or not _choosing.acquire(blocking=False):
+    wanted = os.environ.get("LABKIT_WARM") or str(int(forced or hasattr(sys, "ps1")))
+    if wanted != "1" or not _choosing.acquire(blocking=False):
         return
-    standby = None
     try:
         going = any(handle.alive() for handle in runs)
         if not (going or _standby or device_lock.any_held(folders.home() / "locks")):
             standby = Handle(BENCH)
             standby.start(idle_s)
             _standby = standby
-    except OSError:  # the next run will tell
-        if standby:
-            standby.discard()
+    except OSError:
+        pass  # the next run will tell
     finally:
         _choosing.release()
 
@@ -200,8 +201,7 @@ def stand_by(idle_s: float = IDLE_S, forced: bool = False) -> None:
 def end_standby() -> None:
     """End the standby, if there is one: what is measured in the kernel wants to be alone."""
     with _choosing:
-        standby = _taken()
-        if standby is not None:
+        if standby := _taken():
             standby.discard()
             standby.join()
 
@@ -209,12 +209,5 @@ def end_standby() -> None:
 def _taken() -> Handle | None:
     """Return the standby, which from now on is none."""
     global _standby
-    standby = _standby
-    _standby = None
+    standby, _standby = _standby, None
     return standby
-
-
-def wanted(forced: bool = False) -> bool:
-    """Whether this process may have another run soon: a notebook's kernel, a Python prompt."""
-    said = os.environ.get("LABKIT_WARM", "")
-    return said != "0" and (forced or said == "1" or hasattr(sys, "ps1"))

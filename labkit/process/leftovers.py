@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from labkit.orders import Plan
+from labkit.orders import Order
 from labkit.process.family import end_marked, exists, this_system
 from labkit.stamps.events import FILE_NAME, RESERVE_NAME, SPEC_NAME, EventLog, events_named
 from labkit.stamps.folder_rights import (
@@ -72,7 +72,7 @@ def remove_segments(pids: set[int]) -> None:
                     path.unlink()
 
 
-def plan_of(folder: str | os.PathLike) -> tuple[Plan, IO]:
+def plan_of(folder: str | os.PathLike) -> tuple[Order, IO]:
     """Read the plan of a run and lock it; return both. The lock holds while the file is open."""
     file = open(os.path.join(folder, PLAN_NAME), encoding="utf-8", opener=private)
     plan = json.load(file)

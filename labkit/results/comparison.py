@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
+from labkit.results.measurements import short
 from labkit.results.result import Result, Table
 from labkit.results.run_data import RunData
 
-COMPARED = (
-    "throughput",
-    "utilization",
-    "step_ms",
-    "wait_ms",
-    "copy_ms",
-    "compute_ms",
-    "other_ms",
-)
+COMPARED = ("throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms")
 LEAST_NOISE = 0.02  # relative difference of throughput that two runs may always have
 
 
@@ -51,8 +44,7 @@ class ComparedRuns(Result):
         """One sentence on what the change brought."""
         if self.speedup is None:
             return "One of the runs has no numbers to compare."
-        where = {run.machine.name for run in (self.before, self.after) if run.recorded}
-        mark = f" RECORDED numbers are from {', '.join(sorted(where))}." if where else ""
+        mark = f" {where}." if (where := self.before.mark or self.after.mark) else ""
         if not self.significant:
             return f"No difference beyond the noise ({self.speedup:.2f}x).{mark}"
         word = "faster" if self.speedup > 1 else "slower"
@@ -65,19 +57,12 @@ class ComparedRuns(Result):
 
     def table(self) -> Table:
         """Return the changed knobs and the numbers, before and after, with the verdict below."""
-        rows = [(name, repr(old), repr(new), "") for name, (old, new) in self.changed.items()]
+        rows: list[tuple[object, ...]] = [
+            (name, repr(old), repr(new), "") for name, (old, new) in self.changed.items()
+        ]
+        rows.append(("utilization", self.before.busy_text, self.after.busy_text, ""))
         for name in COMPARED:
             old = getattr(self.before, name)
             new = getattr(self.after, name)
-            texts = (printed(self.before, name), printed(self.after, name))
-            ratio = f"{new / old:.2f}x" if old and new and texts[0] != texts[1] else ""
-            rows.append((name, *texts, ratio))
+            rows.append((name, short(old), short(new), f"{new / old:.2f}x" if old and new else ""))
         return Table(rows, ("", "before", "after", "ratio"), foot=(self.verdict,))
-
-
-def printed(run: RunData, name: str) -> str:
-    """Return a statistic of a run as it is printed in a table; "-" where it has none."""
-    value = getattr(run, name)
-    if name == "utilization":
-        return run.busy_text
-    return "-" if value is None else f"{value:.1f}"

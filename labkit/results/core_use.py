@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import fmean
 
-from labkit.results.readings import readings
+from labkit.results.readings import mean_of
 from labkit.results.run_data import RunData
 
 # Share of time in which other programs had the core of the model's thread, or computed on its GPU
@@ -49,21 +47,10 @@ class CoreUse:
     def of(cls, run: RunData, ranks_cores: float = 0.0) -> CoreUse:
         """Return what was recorded of a run; other ranks of the same job used `ranks_cores`."""
         cores = run.machine.cpu_cores
-        samples = [sample for _, sample in readings(run)]
-        counted = ("own_cpu", "cpu", "cpus")
-        known = [each for each in samples if None not in map(each.get, counted)]
-        if not known:
+        read = (mean_of(run, key) for key in ("own_cpu", "cpu", "line_cpu", "cpus"))
+        own, everyone, in_line, here = read
+        if own is None or everyone is None or not here:
             return cls(cores)
-        own = fmean(each["own_cpu"] * each["cpus"] for each in known)
-        everyone = fmean(each["cpu"] * each["cpus"] for each in known)
-        in_line = mean_known(each.get("line_cpu") for each in known)
-        here = known[0]["cpus"]
         spare = max(0.0, here - (cores or here))  # who is on cores beyond the run's takes nothing
-        others = max(0.0, everyone - own - spare - ranks_cores)
-        return cls(cores, own, others, in_line and in_line * here)
-
-
-def mean_known(values: Iterable[float | None]) -> float | None:
-    """Return the mean of what is known; None where nothing is."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+        others = max(0.0, (everyone - own) * here - spare - ranks_cores)
+        return cls(cores, own * here, others, in_line and in_line * here)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.bench.grid import NOISY, TIMED
+from labkit.bench.grid import NOISY
 from labkit.quotas import GIB
 from labkit.results.log_data import LogData, fact
+from labkit.results.result import Result, Table
 from labkit.stamps.record import Event
 from labkit.text import counted
 
@@ -18,32 +18,25 @@ if TYPE_CHECKING:
     import pandas
 
 UNITS = {"ms": "ms", "tflops": "TFLOP/s", "gib_s": "GiB/s"}  # of a time that was taken
-DIGITS = 3  # of a number in the table that is shown
-SHOWN = ("ms", "iqr_ms", "noisy", "error")  # columns that every table has
 
 Row = dict[str, Any]
 """One row of the table: the function's arguments, what it returned, and what was measured."""
 
 
-class MeasurementsData(LogData):
+class MeasurementsData(Result, LogData):
     """The rows that `lk.measure` has measured at one moment."""
 
     added: Sequence[MeasurementsData] = ()
     """Points that were measured afterwards, in the panel; each has a log of its own."""
 
-    @cached_property
-    def own_rows(self) -> list[Row]:
-        """The rows of its own log."""
-        return [row_of(event) for event in self.all("row")]
-
     @property
     def all_rows(self) -> list[Row]:
         """Its rows; those of a point that was measured again are the last ones."""
-        rows = self.own_rows
+        rows = [row_of(event) for event in self.all("row")]
         for each in self.added:
-            again = [] if each.failures else each.points
-            rows = [row for row in rows if not any(point.items() <= row.items() for point in again)]
-            rows = rows + each.own_rows
+            for point in each.points:
+                rows = [row for row in rows if not point.items() <= row.items()]
+            rows += each.all_rows
         return rows
 
     # The function's name
@@ -62,10 +55,7 @@ class MeasurementsData(LogData):
         """
         import pandas
 
-        table = pandas.DataFrame(self.all_rows)
-        own = table.columns.difference(TIMED, sort=False)
-        added = [name for name in TIMED if name in table or name in SHOWN]
-        return table.reindex(columns=[*own, *added]).astype({"error": object})
+        return pandas.DataFrame(self.all_rows)
 
     @property
     def mistake(self) -> str | None:
@@ -85,49 +75,28 @@ class MeasurementsData(LogData):
 
     def to_dict(self) -> dict[str, object]:
         """Everything measured, as JSON types."""
-        return {**super().to_dict(), "measure": self.name, "rows": list(self.all_rows)}
+        return {**LogData.to_dict(self), "measure": self.name, "rows": self.all_rows}
 
     def __len__(self) -> int:
         return len(self.all_rows)
 
     @property
-    def what(self) -> str:
-        """The function that was measured."""
-        return self.name
-
-    @property
     def numbers(self) -> str:
         """How much was measured, in a few words."""
-        noisy = sum(bool(row.get("noisy")) for row in self.all_rows)
-        counts = {"without numbers": len(self.failures), "noisy": noisy}
-        others = [f"{count} {what}" for what, count in counts.items() if count]
-        return ", ".join([counted(len(self), "row"), *others])
+        failed = f", {len(self.failures)} without numbers" if self.failures else ""
+        return f"{counted(len(self), 'row')}{failed}"
 
-    def __repr__(self) -> str:
-        mark = f"{self.mark}: " if self.recorded else ""
-        text = f"{mark}{self.name}: {self.numbers}, {self.machine.line}"
-        if self.outcome != "finished":
-            text += f"\n{self.outcome}: {self.error or ''}"
-        return f"{text}\n{self.shown().to_string(index=False)}" if len(self) else text
-
-    def _repr_html_(self) -> str:
-        import html
-
-        head, _, _ = repr(self).partition("\n")
-        return f"<small>{html.escape(head)}</small>{self.shown().to_html(index=False, border=0)}"
-
-    def shown(self) -> pandas.DataFrame:
-        """Return the rows as they are printed: three digits, and no column without a value."""
-        table = self.rows.drop(columns="iqr_ms", errors="ignore")
-        if "noisy" in table:
-            table["noisy"] = ["noisy" if each is True else None for each in table["noisy"]]
-        table = table.dropna(axis="columns", how="all").map(short).astype(object)
-        return table.fillna({"noisy": ""}).fillna("-")
+    def table(self) -> Table:
+        """Return the rows, three digits of each number; columns without a value are left out."""
+        ended = "" if self.outcome == "finished" else f"{self.outcome}: {self.error or ''}"
+        mark = f"{self.mark}: " if self.mark else ""
+        title = f"{mark}{self.name}: {self.numbers}, {self.machine.line}"
+        return table_of(self.rows.drop(columns="iqr_ms"), title, (ended,))
 
 
 def row_of(event: Event) -> Row:
     """Return one row of the table from its event in a log."""
-    row = dict(event["values"])
+    row = {**event["values"], "ms": None, "iqr_ms": None, "noisy": None}
     times = [each for each in event.get("seconds") or [] if is_positive(each)]
     if times:
         low, middle, high = np.percentile(times, [25, 50, 75])
@@ -153,4 +122,13 @@ def short(value: object) -> object:
     """Return a number as it is printed: three digits, or all of them where it is a whole one."""
     if not isinstance(value, float) or not np.isfinite(value):
         return value
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{DIGITS}g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def table_of(
+    frame: pandas.DataFrame, title: str = "", foot: Sequence[str] = (), bold: Collection[int] = ()
+) -> Table:
+    """Return a frame as it is printed, without the columns that have no value."""
+    shown = frame.dropna(axis="columns", how="all").map(short).astype(object).fillna("-")
+    rows = shown.to_numpy().tolist()
+    return Table(rows, [*shown], title, [*filter(None, foot)], left=(), bold=bold)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from labkit.bench.by_value import dumped
-from labkit.orders import UserSource
+from labkit.orders import Order
 from labkit.stamps.events import private
 
 PAYLOAD = "user.pkl"
@@ -45,7 +45,7 @@ class Source:
             raise ValueError(f"what is sent to every run holds {size}: {instead}.")
         return cls(name, payload)
 
-    def place(self, folder: Path) -> UserSource:
+    def place(self, folder: Path) -> Order:
         """Write it into a run's folder, for its owner alone; return where it is found."""
         with open(folder / PAYLOAD, "xb", opener=private) as file:
             file.write(self.payload)

@@ -1,4 +1,4 @@
-"""The result of a distributed run: what each rank's log says, merged into one object.
+"""The result of a distributed run: what each rank's log says, and where its time went.
 
 Each rank has a log, `rankN/events.jsonl` in the run's folder; the run's own log says how it went.
 In a saved record, which is one file, a rank's lines carry its number.
@@ -6,32 +6,30 @@ In a saved record, which is one file, a rank's lines carry its number.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from labkit.bench.grid import NOISY
 from labkit.knobs import Settings, as_typed
 from labkit.results.log_data import ENDINGS, LogData, fact
-from labkit.results.rank_times import RankTimes, rank_times
 from labkit.results.run_data import RunData
 from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.spec import Pipeline
 from labkit.stamps.record import Event
+from labkit.stamps.step_classes import split_steps
 from labkit.text import noise
 
 FREE = ("steps", "seconds", "xray", "device")  # knobs in which a run and its ranks may differ
 
 
 class RanksData(LogData):
-    """A distributed run at one moment: `ranks[1]` is a rank's own, `len(ranks)` how many began."""
+    """A distributed run at one moment: `runs[1]` is a rank's own, `len(runs)` how many began."""
 
     NUMBERS = (
-        *LogData.NUMBERS, "failed_rank", "world_size", "no_sync", "steps", "throughput",
-        "spread", "noisy",
+        *LogData.NUMBERS, "failed_rank", "world_size", "no_sync", "starve", "steps", "throughput"
     )  # fmt: skip
 
     def __init__(self, path: Path, *, recorded: bool = False):
@@ -58,28 +56,22 @@ class RanksData(LogData):
 
     @cached_property
     def runs(self) -> dict[int, RunData]:
-        """What every rank's own log says, by its number; of one that could not, how it ended."""
+        """What every rank's own log says; one that could not say how it ended did as all."""
         end = self.event("end")
         begun = {
             number: rank.as_of_now(self.alive)
             for number, rank in sorted(self._ranks.items())
             if rank.event("spec")
         }
-        for number, run in begun.items():
-            if end is not None and not any(map(run.event, ENDINGS)):
-                by_other = f"ended because rank {self.failed_rank} failed"
-                is_own = self.failed_rank in (None, number)
-                run.take_in(end if is_own else {**end, "why": by_other})
+        for rank in begun.values():
+            if end is not None and not any(map(rank.event, ENDINGS)):
+                rank.take_in(end)
         return begun
 
-    def __len__(self) -> int:
-        return len(self.runs)
-
-    def __iter__(self) -> Iterator[RunData]:
-        return iter(self.runs.values())
-
-    def __getitem__(self, index: int) -> RunData:
-        return list(self)[index]
+    @property
+    def first(self) -> RunData | None:
+        """Rank 0, with which the others keep step; None before it began."""
+        return next(iter(self.runs.values()), None)
 
     # What ran
 
@@ -91,7 +83,7 @@ class RanksData(LogData):
     @property
     def pipeline(self) -> Pipeline | Watched:
         """The pipeline that rank 0 ran, with every automatic value filled in."""
-        return self[0].pipeline if len(self) else self.asked
+        return self.first.pipeline if self.first else self.asked
 
     @property
     def alone(self) -> Pipeline:
@@ -101,7 +93,7 @@ class RanksData(LogData):
     @property
     def not_applied(self) -> dict[str, str]:
         """{knob: why not}; of `device`, why the ranks did not use the GPU."""
-        return self[0].not_applied if len(self) else {}
+        return self.first.not_applied if self.first else {}
 
     # Number of ranks that were asked for
     world_size: int = fact("spec", "ranks", default=0)
@@ -109,11 +101,8 @@ class RanksData(LogData):
     # Whether gradients are exchanged for updates only
     no_sync: bool = fact("spec", "no_sync", default=False)
 
-    @property
-    def starve(self) -> dict[int, Settings]:
-        """{rank: {knob: value}} of the ranks whose loader was set otherwise."""
-        starved = self.fact_of("spec", "starve", default={})
-        return {int(number): knobs for number, knobs in starved.items() if number.isdecimal()}
+    # {rank: {knob: value}} of the ranks whose loader was set otherwise
+    starve: dict[str, Settings] = fact("spec", "starve", default={})
 
     # The rank whose failure ended the run
     failed_rank: int | None = fact("error", "failed_rank")
@@ -123,29 +112,19 @@ class RanksData(LogData):
     @property
     def steps(self) -> int:
         """Steps that every rank has done, warm-up included."""
-        return min((rank.steps for rank in self), default=0)
+        return min((run.steps for run in self.runs.values()), default=0)
 
     @cached_property
     def loss(self) -> list[float]:
         """The mean loss over the ranks, per step: that of the joined batch."""
-        losses = zip(*(rank.loss for rank in self), strict=False)
+        losses = zip(*(run.loss for run in self.runs.values()), strict=False)
         return [float(np.mean(of_step)) for of_step in losses]
 
-    @cached_property
+    @property
     def throughput(self) -> float | None:
         """Samples per second of all ranks together, warm-up excluded."""
-        rates = [rank.throughput for rank in self]
+        rates = [run.throughput for run in self.runs.values()]
         return sum(filter(None, rates)) if rates and None not in rates else None
-
-    @property
-    def spread(self) -> float | None:
-        """Spread (IQR over median) of the throughput of rank 0, with which the others keep step."""
-        return self[0].spread if len(self) else None
-
-    @property
-    def noisy(self) -> bool:
-        """True where `spread` is so large that small differences mean nothing."""
-        return (self.spread or 0.0) > NOISY
 
     @cached_property
     def times(self) -> RankTimes | None:
@@ -157,58 +136,106 @@ class RanksData(LogData):
 
         ValueError where it was another pipeline, or ran on other hardware.
         """
-        ours = self.asked.to_dict()
         theirs = one.asked.to_dict()
-        differ = [name for name in ours if ours[name] != theirs.get(name) and name not in FREE]
+        of_ranks = self.asked.to_dict().items()
+        differ = [knob for knob, v in of_ranks if v != theirs.get(knob) and knob not in FREE]
         if differ:
             raise ValueError(f"not the same pipeline: {', '.join(differ)} differ.")
-        if (one.machine.kind, one.machine.name) != (self.machine.kind, self.machine.name):
+        if one.machine.name != self.machine.name:
             raise ValueError(
-                f"not the same hardware: one process on {one.machine.name}, {len(self)} ranks on "
-                f"{self.machine.name}. Run the one process where the ranks were: "
-                "lk.run(ranks.alone); ranks.not_applied says why they did not use a GPU."
+                f"not the same hardware: one process on {one.machine.name}, {len(self.runs)} ranks "
+                f"on {self.machine.name}. Run the one process where the ranks were: "
+                "lk.run(ranks.alone)"
             )
         return self.throughput / one.throughput if self.throughput and one.throughput else None
 
     def efficiency(self, one: RunData) -> float | None:
         """Return the (weak) scaling efficiency, 0 to 1: the speed-up over `one` per rank."""
         speedup = self.speedup(one)
-        return speedup and speedup / len(self)
+        return speedup and speedup / len(self.runs)
 
     # As text and as JSON
 
     def to_dict(self) -> dict[str, object]:
         """Return the run's statistics, and each rank's, as JSON types."""
-        return {
-            **super().to_dict(),
-            "starve": self.fact_of("spec", "starve", default={}),
-            "loss": [None if math.isnan(loss) else loss for loss in self.loss],
-            "times": self.times and self.times.to_dict(),
-            "pipeline": self.pipeline.to_dict(),
-            "ranks": [{"rank": number, **run.to_dict()} for number, run in self.runs.items()],
-        }
+        ranks = [{"rank": number, **run.to_dict()} for number, run in self.runs.items()]
+        return {**super().to_dict(), "ranks": ranks}
 
     @property
     def numbers(self) -> str:
         """The measured numbers in one line."""
-        times = self.times
-        if self.throughput is None or times is None:
+        times, first = self.times, self.first
+        if self.throughput is None or times is None or first is None:
             return f"{self.steps} steps: too few to measure"
         text = (
             f"{self.throughput:.0f} samples/s together, "
-            f"waiting for data {np.mean(times.wait):.0%}, "
-            f"for each other {np.mean(times.others):.0%}, "
-            f"exchanging gradients {np.mean(times.transfer):.0%}"
+            f"waiting for data {times.wait.mean():.0%}, for each other {times.others.mean():.0%}, "
+            f"exchanging gradients {times.transfer.mean():.0%}"
         )
-        return f"{text}; {noise(self.spread)}" if self.spread and self.noisy else text
+        return f"{text}; {noise(first.spread or 0.0)}" if first.noisy else text
 
     @property
     def what(self) -> str:
         """The number of ranks, and what was set."""
-        starve = f"starve={self.starve!r}" if self.starve else ""
-        no_sync = "no_sync" if self.no_sync else ""
         knobs = as_typed(self.asked.changed())
-        return ", ".join(filter(None, (str(self.world_size), knobs, no_sync, starve)))
+        starve = f"starve={self.starve!r}" if self.starve else ""
+        return ", ".join(filter(None, (str(self.world_size), knobs, starve)))
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """Where the measured steps of every rank went, as shares (ranks,) of wall time, 0 to 1.
+
+    A rank waits for data (`wait`), for another's gradients (`others`), and for the exchange as far
+    as it was not overlapped (`transfer`); `compute` is without these, `other` copies and Python
+    between steps.
+    """
+
+    ranks: tuple[int, ...]
+    wait: np.ndarray
+    compute: np.ndarray
+    others: np.ndarray
+    transfer: np.ndarray
+    other: np.ndarray
+    step_s: float  # the mean step
+    seconds: dict[str, np.ndarray] = field(repr=False)  # the parts, each (ranks, steps)
+    # (steps,): the rank whose gradients came last, by place; -1 without any
+    late: np.ndarray = field(repr=False)
+
+
+def rank_times(runs: Mapping[int, RunData]) -> RankTimes | None:
+    """Return where the time of ranks that train together went; None where they have few steps.
+
+    A bench's exchange has two stamps: a rank's gradients were complete, and all were averaged.
+    Nothing stamps that of a watched script, where all but the wait for data may be waiting for the
+    others; None where its ranks are not in step.
+    """
+    stop = min((run.steps for run in runs.values()), default=0)
+    start = max((run.warmup for run in runs.values()), default=0)
+    if stop - start < 2:
+        return None
+    parts = np.stack([split_steps(run.stamps[start - 1 : stop]) for run in runs.values()])
+    wait, _, compute, _, _ = np.moveaxis(parts, 2, 0)
+    step = np.maximum(parts.sum(axis=2), 1e-9)
+    exchange = np.stack([run.exchange_ns[start:stop] for run in runs.values()]) / 1e9
+    complete, averaged = np.moveaxis(np.nan_to_num(exchange), 2, 0)  # 0: it was not stamped
+    exposed = np.clip(averaged - complete, 0, None)
+    others = np.clip(complete.max(axis=0) - complete, 0, exposed)
+    if any(run.watched for run in runs.values()):
+        ends = np.stack([run.host_ns[start:stop, 3] for run in runs.values()]) / 1e9
+        if np.median(np.ptp(ends, axis=0)) > np.median(step):
+            return None
+        others = step - wait
+    seconds = {
+        "wait": wait,
+        "compute": np.clip(compute - exposed, 0, None),
+        "others": others,
+        "transfer": np.clip(exposed - others, 0, None),
+    }
+    seconds["other"] = np.clip(step - sum(seconds.values()), 0, None)
+    shares = {part: each.sum(axis=1) / step.sum(axis=1) for part, each in seconds.items()}
+    late = np.where(complete.any(axis=0), complete.argmax(axis=0), -1)
+    return RankTimes(tuple(runs), **shares, step_s=step.mean(), seconds=seconds, late=late)
 
 
 def delays_of(runs: Iterable[RunData | RanksData]) -> str:

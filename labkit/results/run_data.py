@@ -12,7 +12,7 @@ from labkit.bench.grid import NOISY
 from labkit.knobs import as_typed
 from labkit.results.device_peaks import Peak, peak
 from labkit.results.log_data import fact
-from labkit.results.readings import readings
+from labkit.results.readings import readings_of
 from labkit.results.run_log import RunLog
 from labkit.results.workers import LoaderWorkers
 from labkit.stamps.step_classes import split_steps, unevenness
@@ -195,9 +195,9 @@ class RunData(RunLog):
     @cached_property
     def energy_j(self) -> float | None:
         """Energy the card used while training, from its own counter; None where it has none."""
-        read = [event.get("energy_j") for _, event in readings(self)]
-        counts = [count for count in read if count is not None]
-        return counts[-1] - counts[0] if len(counts) > 1 else None
+        _, joules = readings_of(self, "energy_j")
+        counts = joules[np.isfinite(joules)]
+        return float(counts[-1] - counts[0]) if len(counts) > 1 else None
 
     # The loader
 

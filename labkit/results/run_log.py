@@ -140,9 +140,6 @@ class RunLog(LogData):
     # The passes over a watched loader as they ended: `n`, `began`, `ended` (ns), `trains`
     passes_ended: list[Event] = series("pass")
 
-    # The checkpoints that a watched script wrote: `began`, `ended` (ns)
-    saves: list[Event] = series("saved")
-
     # Why no stack was sampled; None where some were, or may still be
     no_lines: str | None = fact("no_lines", "why")
 

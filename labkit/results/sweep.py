@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from labkit.knobs import Settings, check_names
-from labkit.results.comparison import printed
+from labkit.results.measurements import table_of
 from labkit.results.result import Result, Table
 from labkit.results.run_data import RunData
 from labkit.spec import KNOBS, Pipeline
 
+if TYPE_CHECKING:
+    import pandas
+
 OneRun = TypeVar("OneRun", bound=RunData)
-COLUMNS = {  # {statistic: its head}
-    "throughput": "samples/s",
-    "utilization": "busy",
-    "wait_ms": "wait ms",
-    "compute_ms": "compute ms",
-}
+STATISTICS = ("throughput", "utilization", "wait_ms", "compute_ms")
 
 
 class SweptRuns(Result, Generic[OneRun]):
@@ -27,13 +24,18 @@ class SweptRuns(Result, Generic[OneRun]):
     def __init__(self, pipeline: Pipeline, knobs: Settings):
         """Check every combination before anything runs; raises ValueError naming a bad one."""
         check_names(knobs, KNOBS)
-        self.pipeline = pipeline
-        self.knobs = {name: _values(name, values) for name, values in knobs.items()}
         if not knobs:
             raise ValueError("a sweep needs a knob and its values: num_workers=[0, 2, 4].")
-        products = itertools.product(*self.knobs.values())
+        for name, values in knobs.items():
+            if not isinstance(values, (list, tuple, range)) or not values:
+                raise ValueError(
+                    f"{name}={values!r}: a sweep needs several values, such as [0, 2, 4]."
+                )
+        self.pipeline = pipeline
+        self.knobs = {name: list(values) for name, values in knobs.items()}
         self.settings: list[Settings] = [
-            dict(zip(self.knobs, values, strict=True)) for values in products
+            dict(zip(self.knobs, values, strict=True))
+            for values in itertools.product(*self.knobs.values())
         ]
         for setting in self.settings:
             pipeline.but(**setting)
@@ -41,9 +43,6 @@ class SweptRuns(Result, Generic[OneRun]):
 
     def __len__(self) -> int:
         return len(self.runs)
-
-    def __iter__(self) -> Iterator[OneRun]:
-        return iter(self.runs)
 
     def __getitem__(self, index: int) -> OneRun:
         return self.runs[index]
@@ -54,28 +53,18 @@ class SweptRuns(Result, Generic[OneRun]):
         measured = [run for run in self.runs if run.throughput]
         return max(measured, key=lambda run: run.throughput or 0.0, default=None)
 
-    def table(self) -> Table:
-        """Return the knobs, samples/s, busy share, wait and compute of each run."""
-        head = (*self.knobs, *COLUMNS.values(), "")
+    @property
+    def frame(self) -> pandas.DataFrame:
+        """A row for each setting: its knobs, what was measured, and the `error` of one without."""
+        import pandas
+
         rows = []
-        for setting, run in zip(self.settings, self.runs, strict=False):
-            numbers = [printed(run, name) for name in COLUMNS]
-            rows.append([*map(repr, setting.values()), *numbers, self._note(run)])
-        left = len(self.settings) - len(self.runs)
-        return Table(rows, head, foot=(f"({left} not run)",) if left else (), left=())
+        for setting, run in itertools.zip_longest(self.settings, self.runs):
+            measured = {name: getattr(run, name, None) for name in STATISTICS}
+            rows.append({**setting, **measured, "error": run.error if run else "not run"})
+        return pandas.DataFrame(rows, dtype=object).infer_objects()  # None is a knob's value too
 
-    def _note(self, run: RunData) -> str:
-        """Return what stands behind a run's numbers, or why it has none."""
-        if run.throughput is None:
-            return run.error or run.outcome
-        notes = {"best": run is self.best, "noisy": run.noisy}
-        return " ".join(note for note, holds in notes.items() if holds)
-
-
-def _values(name: str, values: object) -> list[object]:
-    """Return the values of a swept knob as a list; raise ValueError where there are none."""
-    if isinstance(values, Iterable) and not isinstance(values, (str, bytes)):
-        listed = list(values)
-        if listed:
-            return listed
-    raise ValueError(f"{name}={values!r}: a sweep needs several values, such as [0, 2, 4].")
+    def table(self) -> Table:
+        """Return the knobs, samples/s, busy share, wait and compute of each run, the best bold."""
+        best = [row for row, run in enumerate(self.runs) if run is self.best]
+        return table_of(self.frame, bold=best)

@@ -115,19 +115,19 @@ class PublicTrace(Result):
         stored = entries(LANES_FILE).get(self.name, {})
         return {name: np.array(each, dtype=float) for name, each in stored.items()}
 
-    def timeline(self, start_ms: float | None = None, end_ms: float | None = None) -> Figure:
+    def timeline(
+        self, start_ms: float | None = None, end_ms: float | None = None
+    ) -> Figure | Table:
         """Draw the stored excerpt, whatever part was asked for; without one, the numbers."""
         if not self.lanes:
-            return self.plot()
+            return self.table()
         from labkit.view.analysis_figures import draw_timeline
 
         return draw_timeline(f"{self.name}: STORED EXCERPT, no download", self.lanes)
 
-    def plot(self) -> Figure:
-        """Draw the reference numbers as bars."""
-        from labkit.view.analysis_figures import draw_reference
-
-        return draw_reference(self)
+    def plot(self) -> Table:
+        """Return the table of reference numbers: there is no trace to draw."""
+        return self.table()
 
     def compare(self, after: PublicTrace) -> PublicTrace:
         """Return the reference numbers of both, since neither trace could be read."""

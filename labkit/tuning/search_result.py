@@ -182,11 +182,3 @@ class Tuning(Result):
         if self.limit == "loader":  # settings were no cure: what to do would name some
             lines = lines[:2]
         return ["What holds it back, as `labkit watch` says:", *lines]
-
-
-class Interrupted(KeyboardInterrupt):
-    """An interrupt that ended a search; `found` is what it had measured by then."""
-
-    def __init__(self, found: Tuning):
-        super().__init__()
-        self.found = found

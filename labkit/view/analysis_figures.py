@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import pandas
 from matplotlib.figure import Figure
 
 from labkit.text import counted
 from labkit.traces.breakdown import Breakdown, TraceComparison, words_of
-from labkit.traces.public import PublicTrace
 from labkit.view.rows_figure import plot
 from labkit.view.style import (
     BLUE,
-    BOLD,
     COMPUTE,
     COPY,
     INK,
+    LINES,
+    OTHER,
     SKY,
     VERMILION,
     WAIT,
-    Lane,
     draw_lanes,
     our_style,
     page,
+    stack,
 )
 
 COLOURS = {  # of the lanes: the kit's where it has one
@@ -36,48 +34,39 @@ COLOURS = {  # of the lanes: the kit's where it has one
     "copies": COPY,
 }
 LANE_IN = 0.26  # inches that a lane is high
-AROUND_IN = 0.4
+AROUND_IN = 0.5
 MOST_KERNELS = 6
 
 
 def draw_trace(breakdown: Breakdown) -> Figure:
     """Draw the average step of a trace as bars; one without device activity has no idle gaps."""
-    parts = {
-        "time of a step": {words_of(name): us for name, us in breakdown.class_us.items()},
-        "device idle": {f"idle: {words_of(name)}": us for name, us in breakdown.idle.items()},
-        "top kernels": {
-            f"{place}. {_short(each.name)}": each.total_us / breakdown.steps
-            for place, each in enumerate(breakdown.top_kernels[:MOST_KERNELS], 1)
-        },
-    }
-    rows = [(name, us, what) for what, each in parts.items() for name, us in each.items() if us]
+    rows = [(words_of(name), us, "time of a step") for name, us in breakdown.class_us.items()]
+    rows += [(f"idle: {words_of(name)}", us, "idle") for name, us in breakdown.idle.items()]
+    for each in breakdown.top_kernels[:MOST_KERNELS]:
+        rows.append((each.name[:44], each.total_us / breakdown.steps, "top kernels"))
+    table = pandas.DataFrame([row for row in rows if row[1]], columns=["name", "ms", "what"])
     device = breakdown.device_name or breakdown.device_kind.upper()
     steps = f"{counted(breakdown.steps, 'step')} of {breakdown.step_us / 1e3:,.1f} ms on average"
     title = f"{device}: {breakdown.utilization:.0%} of a step computing; {steps}"
-    return _bars(rows, title)
-
-
-def draw_comparison(comparison: TraceComparison) -> Figure:
-    """Draw the average step of two traces by class, and the kernels that changed most."""
-    rows = []
-    names = [words_of(each.name) for each in comparison.classes]
-    names += [f"{place}. {_short(each.name)}" for place, each in enumerate(comparison.kernels, 1)]
-    for name, each in zip(names, comparison.classes + comparison.kernels, strict=True):
-        rows += [(name, each.before_us, "before"), (name, each.after_us, "after")]
-    title = f"{comparison.before.source} -> {comparison.after.source}: {comparison.headline}"
-    return _bars([row for row in rows if row[1]], title)
-
-
-def _bars(rows: list[tuple[str, float, str]], title: str) -> Figure:
-    """Draw the µs of each (name, µs, colour's name) as ms."""
-    table = pandas.DataFrame(rows, columns=["name", "ms", "what"])
     return plot(table.assign(ms=table["ms"] / 1e3), "name", "ms", "what", title=title)
+
+
+@our_style
+def draw_comparison(comparison: TraceComparison) -> Figure:
+    """Draw the average step of two traces by class."""
+    traces = comparison.before, comparison.after
+    widths = pandas.DataFrame([each.class_us for each in traces], ["before", "after"]) / 1e3
+    title = f"{comparison.before.source} -> {comparison.after.source}: {comparison.headline}"
+    figure, [axes] = page(title, [], [AROUND_IN + 4 * LANE_IN])
+    stack(axes, widths.rename(columns=words_of), [*LINES, OTHER])
+    axes.set_xlabel("ms of the average step")
+    return figure
 
 
 @our_style
 def draw_timeline(
     source: str,
-    lanes: Mapping[str, np.ndarray],
+    lanes: dict[str, np.ndarray],
     start_ms: float | None = None,
     end_ms: float | None = None,
 ) -> Figure:
@@ -90,37 +79,13 @@ def draw_timeline(
         start_ms: Where the picture begins: with the first step, else with the first activity.
         end_ms: Where it ends: with the second step, else with the last activity.
     """
-    active = {label: spans for label, spans in lanes.items() if label != "steps"}
+    active = {name: {name.split(": ")[-1]: lanes[name]} for name in lanes if name != "steps"}
     steps = lanes.get("steps", np.empty((0, 2)))
-    shown = steps[:2] if len(steps) else np.concatenate([*active.values()])
+    shown = steps[:2] if len(steps) else np.concatenate([*lanes.values()])
     start = float(shown.min()) if start_ms is None else start_ms
     end = float(shown.max()) if end_ms is None else end_ms
-    rows = [
-        Lane(label, [(COLOURS[label.split(": ")[-1]], spans)]) for label, spans in active.items()
-    ]
-    figure, [axes] = page([(source, BOLD)], [AROUND_IN + LANE_IN * len(rows)])
-    draw_lanes(axes, rows[::-1], start, end)
-    look = {"color": INK, "linewidth": 0.8}
-    axes.vlines(steps[:, 0], 0, 1, transform=axes.get_xaxis_transform(), **look)
+    figure, [axes] = page(source, [], [AROUND_IN + LANE_IN * len(active)])
+    draw_lanes(axes, active, COLOURS, start, end)
+    axes.vlines(steps[:, 0], 0, 1, INK, transform=axes.get_xaxis_transform(), linewidth=0.8)
     axes.set(xlim=(start, end), xlabel="ms")
     return figure
-
-
-def draw_reference(known: PublicTrace) -> Figure:
-    """Draw the reference numbers of a trace that could not be read: what each rank's time was."""
-    rows = []
-    for rank, found in known.numbers.items():
-        busy = found["kernel_busy"] or 0.0
-        exposed = found.get("exposed_comm") or 0.0
-        spent = {"communication": exposed, "no kernel": 1 - busy, "kernel": busy - exposed}
-        for part, share in spent.items():
-            rows.append({"rank": rank, "part": part, "share of the traced time, %": 100 * share})
-    title = f"{known.mark}: {known.hardware}"
-    return plot(pandas.DataFrame(rows), "rank", "share of the traced time, %", "part", title=title)
-
-
-def _short(name: str) -> str:
-    """Cut a demangled C++ name to what tells kernels apart: no namespaces, no parameter list."""
-    name = name.removeprefix("void ").split("(")[0] or name
-    head, angle, arguments = name.partition("<")
-    return (head.rsplit("::", 1)[-1] + angle + arguments)[:44]

@@ -6,79 +6,78 @@ In a notebook it is the output of the cell, and gives way to a figure.
 
 from __future__ import annotations
 
-import html
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from labkit.api import Ranks, Run, Sweep
+from labkit.api import Measurements, Ranks, Run, Sweep
+from labkit.diagnosis.hot_lines import lines_of
+from labkit.diagnosis.verdict import Diagnosis
 from labkit.process.notebook import in_notebook
+from labkit.results.run_data import RunData
 from labkit.text import printable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Kept = TypeVar("Kept")
 
 PERIOD_S = 0.2  # s between two updates: a person reads no faster
+OVER = "\r\x1b[K"  # begins a line that is written over the one before, on a terminal
 
 
 class Display:
-    """Progress on one line: call `line` as often as you like, and `final` once.
+    """Progress on one line: call `line` as often as you like, and `final` for what is to stay.
 
     `first` is shown in the line's place in a notebook, such as a widget that draws itself.
     """
 
     def __init__(self, first: object = None):
-        self.text = ""
         self.shown_at = 0.0
         self.handle: Any = None  # of IPython, in a notebook
+        self.over = OVER if sys.stderr.isatty() else ""
         if in_notebook():
-            from IPython.display import HTML, display
+            from IPython.display import Pretty, display
 
-            self.handle = display(HTML("") if first is None else first, display_id=True)
+            self.handle = display(first or Pretty(""), display_id=True)
 
     @property
     def due(self) -> bool:
         """Whether a user would see another line by now."""
-        seen = self.handle is not None or sys.stderr.isatty()
-        return seen and time.monotonic() - self.shown_at >= PERIOD_S
+        is_seen = self.handle is not None or self.over
+        return bool(is_seen) and time.monotonic() - self.shown_at >= PERIOD_S
 
     def line(self, text: str, rich: object = None) -> None:
         """Say how far it is, a few times a second; `rich` is shown in its place in a notebook."""
         if self.due:
-            self._show(text, rich, "")
-            self.text = text
+            self.final(text, rich, end="")
             self.shown_at = time.monotonic()
 
-    def final(self, text: str = "", rich: object = None) -> None:
+    def final(self, text: str, rich: object = None, end: str = "\n") -> None:
         """Leave `text`, or `rich` in its place in a notebook."""
-        if self.handle is not None or text or sys.stderr.isatty():
-            self._show(text, rich, "\n")
-        self.text = ""
-
-    def _show(self, text: str, rich: object, end: str) -> None:
-        if self.handle is not None:
-            from IPython.display import HTML
-
-            self.handle.update(HTML(f"<code>{html.escape(text)}</code>") if rich is None else rich)
+        if self.handle is None:
+            print(f"{self.over}{printable(text)}", end=end, file=sys.stderr, flush=True)
             return
-        start = "\r" if sys.stderr.isatty() else ""
-        shown = printable(text).ljust(len(self.text))  # over what the line before left
-        print(f"{start}{shown}", end=end, file=sys.stderr, flush=True)
+        from IPython.display import Pretty
+
+        self.handle.update(rich or Pretty(text))
 
 
-def figure_of(result: Run | Ranks | Sweep, before: Run | None = None) -> Figure:
-    """Draw what came out, over `before`."""
-    return result.plot(before) if isinstance(result, Run) else result.plot()
-
-
-def closing_line(result: Run | Ranks | Sweep) -> str:
+def closing_line(result: Run | Ranks | Sweep | Measurements) -> str:
     """Say in one line how a run ended and what it measured."""
     if isinstance(result, Sweep):
         return repr(result)
     return f"{result.ended}: {result.error or result.numbers}"
+
+
+def told_of(run: RunData, verdict: Diagnosis, to_try: str, *more: str) -> str:
+    """Return what a watched loop leaves: its numbers, verdict, what `more` is known, its lines.
+
+    `to_try` says how settings are tried, where they may help.
+    """
+    texts = [run.numbers, str(verdict), *more]
+    texts += [str(lines)] if len(lines := lines_of(run)) else []
+    texts.append(f"record: {run.path} (lk.load, labkit diagnose)")
+    texts += [to_try] if verdict.bottleneck == "input" else []
+    return "\n".join(texts)
 
 
 def remember(function: Callable[..., object], result: Kept) -> Kept:

@@ -13,7 +13,6 @@ function render({ model, el }) {
     steps: [], // all that came of this run
     frame: null,
     before: null, // the frame of the run before
-    beforeName: "",
     zoom: null, // [from, to] in s; null follows the run
     pointer: null,
     axes: {}, // as they were drawn last
@@ -34,11 +33,11 @@ function render({ model, el }) {
     const status = model.get("status");
     page.status.textContent = status;
     page.status.title = status;
-    page.badge.textContent = model.get("badge");
-    page.canvas.setAttribute("aria-label", `${model.get("device")} busy over time: ${status}`);
+    page.canvas.setAttribute("aria-label", `Device busy over time: ${status}`);
   };
   const takeFrame = () => {
     keepFrame(view, readFrame(model.get("frame")));
+    page.badge.textContent = view.frame?.mark ?? "";
     redraw();
   };
   const takeNextFrame = () => {
@@ -50,7 +49,6 @@ function render({ model, el }) {
   };
   const takeBefore = () => {
     view.before = readFrame(model.get("overlay"));
-    view.beforeName = model.get("overlay_name");
     redraw();
   };
   const resize = () => {
@@ -61,9 +59,9 @@ function render({ model, el }) {
   };
   const listeners = {
     "change:frame": takeNextFrame,
-    "change:device change:expected": redraw,
-    "change:overlay change:overlay_name": takeBefore,
-    "change:status change:badge": sayStatus,
+    "change:expected": redraw,
+    "change:overlay": takeBefore,
+    "change:status": sayStatus,
     "change:height": resize,
   };
   for (const [names, listener] of Object.entries(listeners)) model.on(names, listener);

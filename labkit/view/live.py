@@ -13,7 +13,8 @@ import anywidget
 import traitlets
 
 from labkit.api import Ranks, Run, Sweep
-from labkit.view import FIGURE_PX, FIGURE_TEXT, display
+from labkit.view import FIGURE_PX, FIGURE_TEXT
+from labkit.view.display import Display, closing_line
 from labkit.view.live_frame import live_frame, live_line, stage_line
 
 HERE = Path(__file__).parent
@@ -46,18 +47,14 @@ class LiveView(anywidget.AnyWidget):
 
     frame = traitlets.Dict().tag(sync=True)  # see `live_frame`
     overlay = traitlets.Dict().tag(sync=True)  # the frame of the run before
-    overlay_name = traitlets.Unicode("run before").tag(sync=True)
     status = traitlets.Unicode("").tag(sync=True)
-    badge = traitlets.Unicode("").tag(sync=True)
-    device = traitlets.Unicode("device").tag(sync=True)  # "CPU" or "GPU" once known
     # busy share, 0 to 1, as predicted: low end, value, high end; empty for none
     expected = traitlets.List().tag(sync=True)
     height = traitlets.Int(0).tag(sync=True)  # px, at a width of 900; 0: as the style sheet says
 
     def __init__(self, before: Run | None = None, height: int = 0):
         super().__init__(height=height)
-        self.title = ""  # what is being run, where it is one of several
-        self.what: Run | Ranks | None = None  # that is drawn
+        self.run: Run | Ranks | None = None  # that is drawn
         self.serial = 0  # of the run: the page forgets the steps of the one before
         self.due = 0.0  # when to draw again, s
         self.show_before(before)
@@ -65,32 +62,24 @@ class LiveView(anywidget.AnyWidget):
     def show_before(self, before: Run | None) -> None:
         """Draw `before`'s utilization faintly behind; None removes it."""
         self.overlay = {} if before is None else live_frame(before.data)
-        self.overlay_name = (before.mark if before else None) or "run before"
 
-    def update(self, what: Run | Ranks, ended: bool = False) -> None:
-        """Show what it has done by now, or how it `ended`."""
+    def update(self, run: Run | Ranks, told: str = "") -> None:
+        """Show what it has done by now; `told` says how far it is, or how it ended."""
         with self.hold_sync():  # one message to the browser
-            if what is not self.what:
-                self.what = what
+            if run is not self.run:
+                self.run = run
                 self.serial += 1
                 self.frame = {}
-                self.device = "device"
-                self.badge = what.mark or ""
-            first = first_rank(what)
-            if first is not None:
-                run = first.data
-                if run.machine.kind != "unknown":
-                    self.device = run.machine.kind.upper()
-                if run.steps > self.frame.get("steps", 0):
-                    self.frame = live_frame(run, self.serial)
-            told = display.closing_line(what) if ended else progress_line(what)
-            self.status = self.title + told
+            first = first_rank(run)
+            if first is not None and first.data.steps > self.frame.get("steps", 0):
+                self.frame = live_frame(first.data, self.serial)
+            self.status = told or progress_line(run)
 
-    def follow(self, running: Run | Ranks) -> None:
-        """Do as `update`, but, once there are steps to be seen, ten times a second at most."""
+    def follow(self, running: Run | Ranks, title: str = "") -> None:
+        """Show how far it is; once there are steps to be seen, ten times a second at most."""
         began = time.monotonic()
-        if not self.frame or running is not self.what or began >= self.due:
-            self.update(running)
+        if not self.frame or running is not self.run or began >= self.due:
+            self.update(running, title + progress_line(running))
             took = time.monotonic() - began
             self.due = began + max(FRAME_S, took / SHARE)
 
@@ -100,36 +89,35 @@ class LiveView(anywidget.AnyWidget):
 
 
 class RunDisplay:
-    """Shows one run or one after another while they go on, and leaves what came out."""
+    """Shows one run, or one after another, while they go on, and leaves what came out."""
 
     def __init__(self, before: Run | None = None):
         self.before = before
         self.run: Run | Ranks | None = None
+        self.title = ""  # what is being run, where it is one of several
         self.view = LiveView(before, FIGURE_PX[before is not None])
-        self.shown = display.Display(self.view)
-        self.in_notebook = self.shown.handle is not None
+        self.shown = Display(self.view)
 
-    def next(self, title: str) -> None:
-        """Say what the next of several runs is; the one before stays as a line, or faintly."""
-        if self.in_notebook:
-            self.view.show_before(first_rank(self.run))
-        elif self.run is not None:
-            self.shown.final(self.view.title + display.closing_line(self.run))
-        self.view.title = title
-
-    def update(self, running: Run | Ranks) -> None:
-        """Show what has been done by now."""
-        self.run = running
-        if self.in_notebook:
-            self.view.follow(running)
+    def update(self, running: Run | Ranks, title: str = "") -> None:
+        """Show what has been done by now; a run before this one stays as a line, or faintly."""
+        before = None if running is self.run else self.run
+        if self.shown.handle is not None:
+            if before is not None:
+                self.view.show_before(first_rank(before))
+            self.view.follow(running, title)
         else:
-            self.shown.line(self.view.title + progress_line(running))
+            if before is not None:
+                self.shown.final(self.title + closing_line(before))
+            self.shown.line(title + progress_line(running))
+        self.run = running
+        self.title = title
 
     def finish(self, result: Run | Ranks | Sweep) -> None:
-        """Leave the figure of a Run, Ranks or Sweep, or the closing line of the last run."""
-        last = self.run if isinstance(result, Sweep) and self.run else result
-        figure = display.figure_of(result, self.before) if self.in_notebook else None
-        self.shown.final(self.view.title + display.closing_line(last), figure)
+        """Leave the figure of what came out, or the closing line of the last run."""
+        figure = None
+        if self.shown.handle is not None:
+            figure = result.plot(self.before) if isinstance(result, Run) else result.plot()
+        self.shown.final(self.title + closing_line(self.run or result), figure)
         self.view.close()
 
 

@@ -40,7 +40,7 @@ function draw(canvas, model, view) {
   if (!width || !height) return;
   const pen = new Pen(blank(canvas, width, height), getComputedStyle(canvas));
   const { frame, before } = view;
-  const device = model.get("device");
+  const device = view.frame?.device ?? "device";
   const boxes = boxesOf(width, height, before);
   const hasRoom = width > ROOM_FOR_WORDS;
   const [from, to] = view.zoom ?? [frame?.start ?? 0, frame?.end ?? 2];
@@ -53,7 +53,7 @@ function draw(canvas, model, view) {
   drawTitle(pen, `${device} busy${hasRoom ? ", whole run" : ""}`, boxes.run.y - 8);
   if (before && hasRoom) {
     const right = { align: "right" };
-    pen.text(`- - ${view.beforeName}`, width - RIGHT, boxes.run.y - 8, pen.colours.muted, right);
+    pen.text(`- - ${nameOf(view.before)}`, width - RIGHT, boxes.run.y - 8, pen.colours.muted, right);
   }
   view.axes.run = new Axis(boxes.run, 0, Math.max(frame?.length ?? 0, before?.length ?? 0, 0.5));
   view.axes.run.draw(pen);
@@ -238,9 +238,9 @@ function drawPointer(pen, view, width) {
 }
 
 // Say how busy the device was at a moment of the run, and of the run before
-function runReadOut({ frame, before, beforeName }, s) {
+function runReadOut({ frame, before }, s) {
   const words = [`${s.toFixed(2)} s`];
-  for (const [name, run] of [["", frame], [`${beforeName}: `, before]]) {
+  for (const [name, run] of [["", frame], [`${nameOf(before)}: `, before]]) {
     const percent = run && s <= run.length ? nearest(run.curve, s) : NaN;
     if (!Number.isNaN(percent)) words.push(`${name}busy ${percent.toFixed(0)} %`);
   }

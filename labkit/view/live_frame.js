@@ -33,3 +33,8 @@ function stepOf(row, number, start) {
     ms: { wait, copy, compute, other },
   };
 }
+
+// Return the name of the run before, as its frame has it; `before` may be null
+function nameOf(before) {
+  return before?.mark || "run before";
+}

@@ -8,7 +8,6 @@ import numpy as np
 
 from labkit.results.log_data import LogData
 from labkit.results.run_data import RunData
-from labkit.spec import KNOBS
 from labkit.stamps.step_classes import split_steps
 
 STEPS_SHOWN = 400  # at most: the busy time of each and the gap after it have two pixels each
@@ -41,6 +40,8 @@ def live_frame(run: RunData, serial: int = 0) -> Frame:
     curve = np.column_stack([(edges[:-1] + edges[1:]) / 2, 100 * shares])
     return {
         "serial": serial,
+        "device": run.machine.kind.upper(),
+        "mark": run.mark or "",
         "start": start_s,
         "end": start_s + window_s,
         "length": run.length_s,
@@ -66,9 +67,7 @@ def live_line(run: RunData) -> str:
     """Say in one line how far the run is and what it has measured since its warm-up."""
     if not run.steps:
         return stage_line(run)
-    asked = run.pipeline.steps
-    is_timed = asked == KNOBS["steps"].high  # the clock ends it
-    parts = [f"step {run.steps}" if is_timed else f"step {run.steps} of {asked}"]
+    parts = [f"step {run.steps}"]
     if run.throughput:
         parts += [f"{run.machine.kind.upper()} busy {run.busy_text}", run.mfu_text]
         parts.append(f"{run.throughput:.0f} samples/s")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labkit.api import Measurements, launch
 from labkit.bench.grid import Grid
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     import pandas
 
     from labkit.bench.stopwatch import Bench
+    from labkit.view.panels import FunctionPanel
     from labkit.view.rows_figure import Rows
 
 
@@ -31,7 +31,7 @@ def measure(
     device: str = "auto",
     wait: bool = True,
     x: str | None = None,
-    y: str | None = None,
+    y: str = "ms",
     by: str | None = None,
     title: str | Callable[[pandas.DataFrame], str] = "",
     beside: Rows | None = None,
@@ -60,7 +60,7 @@ def measure(
         wait: Show the rows as they come, until all are there; an interrupt keeps what is done.
             False returns at once: `.rows`, `.stop()` and `.wait()` work meanwhile.
         x, y, by, beside, log: How the rows are drawn, as in `lk.plot`; left out, over the first
-            two arguments that vary, and the first of TFLOP/s, GiB/s and ms that is known.
+            two arguments that vary, and in ms.
         title: Above the figure: a text, or a function of the rows that returns one.
         **grid: A list of values, or one value, for each argument.
 
@@ -82,11 +82,8 @@ def measure(
         if in_notebook():
             from labkit.view.panels import FunctionPanel
 
-            panel = FunctionPanel(spec, source, drawing, started)
-            wait_for_rows(started, panel.tell, panel.settle)
-        else:
-            watch_rows(started, drawing)
-    return checked(started)
+            return wait_for_rows(started, FunctionPanel(spec, source, drawing, started))
+        return wait_for_rows(started, Display())
 
 
 def peaks(*, again: bool = False, device: str = "auto") -> Peaks:
@@ -107,49 +104,28 @@ def peaks(*, again: bool = False, device: str = "auto") -> Peaks:
 
     with held():
         started = measure(peak, device=device, wait=False, of=list(ROOFS))
-        watch_rows(started)
-    return Peaks.of(checked(started))
+        return Peaks.of(wait_for_rows(started, Display()))
 
 
-def checked(measured: Measurements) -> Measurements:
-    """Return what was measured; raise RuntimeError where every row failed, or there is none."""
+def wait_for_rows(measured: Measurements, shown: Display | FunctionPanel) -> Measurements:
+    """Show which row is being measured, and in the end all rows; return what was measured.
+
+    Raises RuntimeError where every row failed, or there is none.
+    """
+    try:
+        measured.wait(lambda running: shown.line(row_line(running)))
+    finally:
+        shown.final(f"{measured.name}: {measured.numbers}")
     why = measured.mistake if len(measured) else measured.error
     if why:
         raise RuntimeError(f"{measured.name}: {why}")
     return measured
 
 
-def watch_rows(measured: Measurements, drawing: dict[str, Any] | None = None) -> None:
-    """Say on a line which row is being measured; in a notebook leave the figure, if it has one."""
-    display = Display()
-
-    def leave(said: str) -> None:
-        figure = None
-        if drawing and in_notebook():
-            from labkit.view.rows_figure import plot_measured
-
-            figure = plot_measured(measured.data, **drawing)
-        display.final(said, figure)
-
-    wait_for_rows(measured, display.line, leave)
-
-
-def wait_for_rows(
-    measured: Measurements, tell: Callable[[str], object], leave: Callable[[str], object]
-) -> None:
-    """Tell which row is being measured; leave what was measured in how long."""
-    began = time.monotonic()
-    try:
-        measured.wait(lambda running: tell(row_line(running)))
-    finally:
-        took_s = time.monotonic() - began
-        leave(f"{measured.name}: {measured.numbers} in {took_s:.1f} s")
-
-
 def row_line(running: Measurements) -> str:
     """Say which row is being measured."""
-    done = running.stage.get("done")
     points = running.points
-    if done is None or done >= len(points):
+    done = running.stage.get("done", len(points))
+    if done >= len(points):
         return stage_line(running)
     return f"{running.name}({as_typed(points[done])}), {done + 1} of {len(points)}"

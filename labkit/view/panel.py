@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import html
-import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import IPython.display
 import ipywidgets as widgets
@@ -26,10 +25,8 @@ from labkit.process import launcher
 from labkit.results.log_reader import POLL_S, LiveResult
 from labkit.view.live import PanelAccess
 
-MOST_ON_A_SLIDER = 300  # whole numbers that a slider of 200 px still lets one hit
-# The stops of a slider over more of them: powers of two and between
-STOPS = sorted({0, *(first << power for power in range(31) for first in (1, 3))})
-NONE = "None"  # stands for None in a widget, which would take None itself as nothing chosen
+# The whole numbers that a slider stops at: all up to 16, then powers of two and between
+STOPS = sorted({*range(17), *(first << power for power in range(31) for first in (1, 3))})
 DEVICES = ("auto", "cpu", "cuda", "mps")
 WORDS = {"None": "auto", "True": "on", "False": "off"}
 SETTLE_S = 0.1  # s, for a control's last change to arrive: a press may overtake it
@@ -43,33 +40,29 @@ Followed = TypeVar("Followed", bound=LiveResult)
 class Panel(widgets.VBox):
     """What every panel has; a kind of panel says what is started (`_once`) and what is shown."""
 
+    PRESS: ClassVar[str]  # the button's name
+    INSTEAD: ClassVar[str]  # what to do where no widgets show
+
     def __init__(
         self,
-        name: str,
-        instead: str,
         controls: Mapping[str, Control],
-        press: str,
         above: Iterable[widgets.Widget] = (),
         below: Iterable[widgets.Widget] = (),
     ):
-        """Put parts above and below the controls, and hear of every control that moves.
-
-        `name` and `instead` are told where no widgets show; `press` is the button's name.
-        """
+        """Put parts above and below the controls, and hear of every control that moves."""
         super().__init__(layout=Layout(max_width="900px", overflow="hidden"))
-        self.name = name
-        self.instead = instead
         self.controls = dict(controls)
         self.refused = False  # whether the controls do not go together
-        self.home_id = threading.get_ident()  # of the thread that made it
-        self.home_loop = running_loop()
-        self.run_button = widgets.Button(description=press, icon="play", button_style="primary")
+        self.home = running_loop()  # of the thread that made it
+        self.run_button = widgets.Button(
+            description=self.PRESS, icon="play", button_style="primary"
+        )
         self.run_button.on_click(lambda _button: self._at_home(self.start))
         self.stop_button = widgets.Button(description="Stop", icon="stop")
         self.stop_button.on_click(lambda _button: self._at_home(self.stop))
         self.verdict = widgets.HTML()
         self.task: asyncio.Task[None] | None = None  # held, or it might be collected
-        self._stop = asyncio.Event()
+        self.is_stopping = False
         self.add_class("labkit-panel")
         columns = Layout(grid_template_columns=GRID, grid_gap="6px 16px", overflow="hidden")
         grid = widgets.GridBox([*self.controls.values()], layout=columns)
@@ -81,10 +74,10 @@ class Panel(widgets.VBox):
 
     def _at_home(self, act: Callable[[], object]) -> None:
         """Do it in the panel's own thread: at once from there, else once its loop is free."""
-        if self.home_loop is None or threading.get_ident() == self.home_id:
+        if self.home is None or self.home is running_loop():
             act()
         else:
-            self.home_loop.call_soon_threadsafe(act)
+            self.home.call_soon_threadsafe(act)
 
     @property
     def values(self) -> Settings:
@@ -100,46 +93,38 @@ class Panel(widgets.VBox):
 
     def start(self) -> None:
         """Start what the controls ask for and follow it, unless something is going on."""
-        if self.running or self.refused:
-            return
-        loop = running_loop()
-        if loop is None:
-            self.say(f"The buttons need a notebook. {self.instead}", good=False)
-            return
-        self._stop.clear()
-        self._show_busy(True)
-        self.task = loop.create_task(self._guarded())
+        if self.home is None:
+            self.say(f"The buttons need a notebook. {self.INSTEAD}", good=False)
+        elif not (self.running or self.refused):
+            self.is_stopping = False
+            self._show_busy(True)
+            self.task = self.home.create_task(self._guarded())
 
     def stop(self) -> None:
         """Ask what goes on to stop; the panel says so at once and shows what it did by then."""
         self.stop_button.disabled = True
-        self._stop.set()
+        self.is_stopping = True
 
     def close(self) -> None:
         """Stop what is going on and remove the panel."""
         self.stop()
         super().close()
 
-    async def _pause(self, seconds: float) -> None:
-        """Let the kernel do other things for so long, or until Stop was pressed."""
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._stop.wait(), seconds)
-
     async def follow(self, run: Followed, draw: Callable[[Followed], object]) -> None:
         """Draw `run` until it ends or is to stop; no process of it is left afterwards."""
         ended = run.stop  # also where drawing breaks
         try:
-            while run.data.running and not self._stop.is_set():
+            while run.data.running and not self.is_stopping:
                 draw(run)
-                await self._pause(POLL_S)
-            ended = run.stop if self._stop.is_set() else run.wait
+                await asyncio.sleep(POLL_S)
+            ended = run.stop if self.is_stopping else run.wait
         finally:
             await asyncio.to_thread(ended)
 
     async def _guarded(self) -> None:
         """Do what was asked for, and say what went wrong: in a task nobody would see it."""
         try:
-            await self._pause(SETTLE_S)
+            await asyncio.sleep(SETTLE_S)
             await self._once()
         except Exception as error:
             self.say(f"{type(error).__name__}: {error}", good=False)
@@ -165,15 +150,11 @@ class Panel(widgets.VBox):
         self.stop_button.disabled = in_cell or not busy
 
     def __repr__(self) -> str:
-        return f"{self.name}: run this cell in Jupyter to use it. {self.instead}"
-
-    def _repr_mimebundle_(self, **kwargs: dict) -> dict:
-        widget = super()._repr_mimebundle_(**kwargs) or {}
-        return widget | {"text/plain": self.name}  # what to do is in the fallback below it
+        return f"labkit panel for {', '.join(self.controls)}"
 
     def _ipython_display_(self) -> None:
         IPython.display.display(self._repr_mimebundle_(), raw=True)
-        fallback = FALLBACK.format(self.instead)
+        fallback = FALLBACK.format(self.INSTEAD)
         IPython.display.display({"text/html": fallback, "text/plain": ""}, raw=True)
         # The first press is then as quick as the others
         threading.Thread(target=launcher.stand_by, daemon=True).start()
@@ -195,53 +176,44 @@ class Control(widgets.VBox):
 
     def __init__(self, knob: Knob, value: Any):
         help_text = f"{knob.help}: {knob.allowed}"
-        self.widget: Any = make_widget(knob, value)
-        self.widget.layout = widgets.Layout(width="auto", margin="0 0 0 8px")
-        self.widget.tooltip = help_text
-        label = widgets.HTML(
-            f"<b>{html.escape(knob.name)}</b> {html.escape(knob.unit)}", tooltip=help_text
+        name = f"<b>{html.escape(knob.name)}</b> {html.escape(knob.unit)}"
+        none = "auto" if knob.auto else "off"
+        self.stops = stops_of(knob, value)  # by their places: a widget takes None as nothing chosen
+        kind = widgets.Dropdown if knob.high is None else widgets.SelectionSlider
+        self.widget: Any = kind(
+            options=[
+                (none if stop is None else shown(stop), place)
+                for place, stop in enumerate(self.stops)
+            ],
+            value=self.stops.index(value),
+            tooltip=help_text,
+            layout=Layout(width="auto", margin="0 0 0 8px"),
         )
-        super().__init__([label, self.widget])
-        self.layout = widgets.Layout(min_width="0", overflow="hidden")
+        label = widgets.HTML(name, tooltip=help_text)
+        layout = Layout(min_width="0", overflow="hidden")
+        super().__init__([label, self.widget], layout=layout)
         self.add_class(f"labkit-knob-{knob.name}")
 
     @property
     def value(self) -> Any:
         """The knob's value; None stands for auto."""
-        return None if self.widget.value == NONE else self.widget.value
+        return self.stops[self.widget.value]
 
     @value.setter
     def value(self, value: Any) -> None:
-        wanted = NONE if value is None else value
-        options = getattr(self.widget, "options", ())
-        if options and wanted not in dict(options).values():
-            self.widget.options = [*options, (shown(value), wanted)]
-        self.widget.value = wanted
+        self.widget.value = self.stops.index(value)
 
 
-def make_widget(knob: Knob, value: Any) -> widgets.Widget:
-    """Return the widget that suits the knob, set to `value`, unable to leave the knob's range."""
-    if knob.kind == "bool":
-        return widgets.Checkbox(value, description="on", indent=False)
-    kind = widgets.Dropdown if knob.high is None else widgets.SelectionSlider
-    stops = dict.fromkeys([*(knob.choices or DEVICES), value])
+def stops_of(knob: Knob, value: Any) -> list[Any]:
+    """Return the values of a knob that a control offers, among them `value`."""
+    stops = [False, True] if knob.kind == "bool" else [*(knob.choices or DEVICES)]
     if knob.low is not None and knob.high is not None:
-        now = {value} - {None}
-        high = min(knob.high, max(knob.reach or knob.high, *now, 0))
-        stops = sorted({*numbers_between(knob.low, high, knob.kind), *now})
-    options = [(shown(each), each) for each in stops if each is not None]
-    if knob.takes_none:
-        options.insert(0, ("auto" if knob.auto else "off", NONE))
-    return kind(options=options, value=NONE if value is None else value)
-
-
-def numbers_between(low: float, high: float, kind: str) -> list[float]:
-    """Return the stops of a slider over these numbers."""
-    if kind == "float":
-        return [float(f"{number:.3g}") for number in np.linspace(low, high, 101)]
-    if high - low <= MOST_ON_A_SLIDER:
-        return [*range(math.ceil(low), int(high) + 1)]
-    return [stop for stop in STOPS if low <= stop <= high]
+        high = max(knob.reach or knob.high, value or 0)
+        stops = [stop for stop in STOPS if knob.low <= stop <= high]
+        if knob.kind == "float":
+            stops = np.linspace(knob.low, high, 101).round(3).tolist()
+        stops = sorted({*stops, value} - {None})
+    return list(dict.fromkeys([*([None] if knob.auto else ()), *stops, value]))
 
 
 def shown(value: object) -> str:

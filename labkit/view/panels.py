@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +14,6 @@ from labkit.api import Measurements, Run, launch
 from labkit.bench.grid import Grid
 from labkit.knobs import Knob, Setting, check_names
 from labkit.prediction.prediction import Prediction, predict
-from labkit.results.hardware import check_device
 from labkit.results.measurements import short
 from labkit.results.payload import Source
 from labkit.spec import KNOBS, Pipeline
@@ -28,12 +26,9 @@ from labkit.view.running import pipeline_with
 from labkit.view.style import Picture
 
 USUAL_KNOBS = ("num_workers", "prefetch_factor", "batch_size", "io_ms")
-USE_RUN = "Where no widgets show, use labkit.run(): it leaves a picture and a table."
-USE_CELL = "Where no widgets show, change the values in the cell and run it again."
-BEFORE_ANY = "Run once: from then on this line says what a slider would bring, before you run it."
-UNMOVED = "Move a slider: this line says what it would bring, before you run it."
-
-
+UNMOVED = (
+    "Run once, then move a slider: this line says what it would bring, before you run it again."
+)
 REDRAW_S = 1.0  # s, between two drawings of the rows of a function so far
 FURTHER = 2  # times an axis's largest value is how far its control goes
 
@@ -57,17 +52,18 @@ def panel(
 class PipelinePanel(Panel):
     """Widgets to set some knobs of a pipeline and run it. `.run` is the last run, `.runs` all."""
 
+    PRESS = "Run"
+    INSTEAD = "Where no widgets show, use labkit.run(): it leaves a picture and a table."
+
     def __init__(self, pipeline: Pipeline, knobs: Sequence[str]):
         controls = {name: Control(KNOBS[name], getattr(pipeline, name)) for name in knobs}
         self.bars = widgets.HTML()
         self.bars.add_class("labkit-bars")
         self.view = LiveView()
-        name = f"labkit panel for {', '.join(knobs)}"
-        super().__init__(name, USE_RUN, controls, "Run", below=[self.bars, self.view])
+        super().__init__(controls, below=[self.bars, self.view])
         self.pipeline = pipeline
         self.runs: list[Run] = []  # oldest first
-        self.opened_with = self.values
-        self._found: Prediction | None = None  # what is expected of the controls
+        self._expected: Prediction | None = None  # of what the controls ask for
         self.say("Set the knobs and press Run.")
         self._changed()
 
@@ -93,23 +89,21 @@ class PipelinePanel(Panel):
     # Run and Stop
 
     def run_of(self, **values: Setting) -> Run:
-        """Return the last run with the controls as the panel opened, but for `values`.
+        """Return the last run of the pipeline as the panel opened with it, but for `values`.
 
         Where Run was not pressed for it, it is measured now, in this panel. Raises ValueError on
         a bad value.
         """
-        check_names(values, self.controls)
-        wanted = self.opened_with | values
+        asked = self.pipeline.but(**values)
         if self.running and self.run:
             self.run.wait()
-        known = self.measured(self.pipeline.but(**wanted))
+        known = self.measured(asked)
         if known is not None:
             return known
-        for name, value in wanted.items():
-            self.controls[name].value = value
         self._show_busy(True, in_cell=True)
         try:
-            run, before = self._begin()
+            before = self.measured()
+            run = self._begin(asked)
             run.wait(each=self.view.follow)
             self._show(run, before)
         finally:
@@ -117,8 +111,8 @@ class PipelinePanel(Panel):
         return run
 
     async def _once(self) -> None:
-        await asyncio.to_thread(check_device, self.asked.device)  # or the kernel waits for torch
-        run, before = self._begin()
+        before = self.measured()
+        run = self._begin(self.asked)
         await self.follow(run, self.view.follow)
         self._show(run, before)
 
@@ -126,36 +120,39 @@ class PipelinePanel(Panel):
         """Start what is asked."""
         return launch(asked)
 
-    def _begin(self) -> tuple[Run, Run | None]:
-        """Start what is asked; return the run and the one before it that has numbers."""
-        before = self.measured()
-        run = self.launch(self.asked)
-        self.view.show_before(before)
+    def _begin(self, asked: Pipeline) -> Run:
+        """Start what is asked, over the last run that has numbers."""
+        run = self.launch(asked)
+        self.view.show_before(self.measured())
         self.say("Running …")
-        self.forecast(self.asked)
+        self.forecast(asked)
         self.runs.append(run)
-        return run, before
+        return run
 
     # What is shown
 
     def forecast(self, asked: Pipeline) -> None:
         """Say and draw what is expected of `asked` from the last run; about 30 ms."""
-        run = self.measured()
+        before = self.measured()
         found = None
-        if run is not None:
-            old = run.asked.to_dict()
+        if before is not None:
+            old = before.asked.to_dict()
             moved = {name: v for name, v in asked.to_dict().items() if v != old[name]}
-            found = predict(run, **moved) if moved else None
-        self._found = found
+            found = predict(before, **moved) if moved else None
+        self._expected = found
         self.view.expected = []
-        if found and found.utilization_range:
-            low, high = found.utilization_range
-            self.view.expected = [low, found.utilization, high]
-        self.bars.value = said(BEFORE_ANY if run is None else in_words(found, run))
+        text = UNMOVED if found is None else f"No prediction: {found.why}."
+        if found and found.throughput_range and found.utilization_range:
+            least, most = found.utilization_range
+            self.view.expected = [least, found.utilization, most]
+            low, high = found.throughput_range
+            rate = f"{found.throughput:,.0f} ({low:,.0f} to {high:,.0f}) samples/s"
+            text = f"Expected: {rate}, busy {found.utilization:.0%}; {found.why}."
+        self.bars.value = said(text)
 
     def _show(self, run: Run, before: Run | None) -> None:
         """Show how `run` ended, what differs from the one before, and what had been predicted."""
-        self.view.update(run, ended=True)
+        self.view.update(run, closing_line(run))
         is_measured = run.throughput is not None and not run.error
         lines = [str(run.diagnose()) if is_measured else closing_line(run)]
         if before is not None and run.throughput is not None:
@@ -165,7 +162,7 @@ class PipelinePanel(Panel):
             lines.append(f"{what}: {busy}. {compared.verdict}")
         lines += [f"{knob} was not applied: {why}." for knob, why in run.not_applied.items()]
         self.say("\n".join(lines), good=not run.error)
-        found = self._found
+        found = self._expected
         if run.throughput and found and found.throughput_range:
             low, high = found.throughput_range
             where = "inside" if low <= run.throughput <= high else "outside"
@@ -188,33 +185,21 @@ class PipelinePanel(Panel):
         self._show_busy(self.running)
 
 
-def in_words(found: Prediction | None, before: Run) -> str:
-    """Say what was `found` from the run `before`."""
-    if found is None:
-        return UNMOVED
-    if not found.throughput or not found.throughput_range or not found.utilization_range:
-        return f"No prediction: {found.why}."
-    low, high = found.throughput_range
-    least, most = found.utilization_range
-    gain = found.throughput / (before.throughput or found.throughput)
-    rate = f"{found.throughput:,.0f} ({low:,.0f} to {high:,.0f}) samples/s"
-    busy = f"busy {found.utilization:.0%} ({least:.0%} to {most:.0%})"
-    return f"Expected: {gain:.2g}x the last run, {rate}, {busy}; limit: {found.limit}."
-
-
 class FunctionPanel(Panel):
-    """Measures one more point of a function at a press, and draws it among those of its grid."""
+    """Measures one more point of a function at a press, and draws it among those of its grid.
+
+    While a cell waits for the grid, it is told as a `Display` is.
+    """
+
+    PRESS = "Measure"
+    INSTEAD = "Where no widgets show, change the values in the cell and run it again."
 
     def __init__(self, grid: Grid, source: Source, drawing: dict, measured: Measurements):
         """Show the rows of `measured`, which a cell waits for; `drawing` as of `plot_measured`."""
-        controls = {}
-        for name, values in grid.values.items():
-            knob = knob_of(name, values, grid.name)
-            if knob is not None:
-                controls[name] = Control(knob, knob.default)
+        knobs = [knob_of(name, values, grid.name) for name, values in grid.values.items()]
+        controls = {knob.name: Control(knob, knob.default) for knob in knobs if knob}
         self.picture = widgets.HTML()
-        name = f"labkit panel of {grid.name}"
-        super().__init__(name, USE_CELL, controls, "Measure", above=[self.picture])
+        super().__init__(controls, above=[self.picture])
         self.grid = grid
         self.source = source
         self.drawing = drawing
@@ -224,13 +209,13 @@ class FunctionPanel(Panel):
         self._show_busy(True, in_cell=True)
         display(self)
 
-    def tell(self, text: str) -> None:
+    def line(self, text: str) -> None:
         """Say how far it is, and draw rows that came, once a second at most."""
         self.say(text)
         if time.monotonic() > self.due:
             self.draw()
 
-    def settle(self, text: str) -> None:
+    def final(self, text: str) -> None:
         """Show all rows and a `text`, store the picture, and hand over the controls."""
         drawn = self.draw()
         self.say(f"{text}. Set other values and press Measure, or edit the cell.")
@@ -259,11 +244,10 @@ class FunctionPanel(Panel):
         if rows:
             self.measured.add(added)
             self.draw()
-        took = [f"{short(row['ms'])} ms" if row.get("ms") else "measured" for row in rows]
-        told = [row["error"] or each for row, each in zip(rows, took, strict=True)]
-        why = added.error or f"{added.outcome} before it was measured"
-        good = bool(rows) and not added.failures
-        self.say(f"{what}: {', '.join(told) or why}", good)
+        errors = [row["error"] for row in added.failures]
+        took = [f"{short(row['ms'])} ms" for row in rows if "ms" in row]
+        told = [*errors, *took] or [closing_line(added)]
+        self.say(f"{what}: {', '.join(told)}", good=bool(rows) and not errors)
 
 
 def knob_of(name: str, values: Sequence[Any], function: str) -> Knob | None:
@@ -275,7 +259,7 @@ def knob_of(name: str, values: Sequence[Any], function: str) -> Knob | None:
     kinds = {type(value) for value in values}
     if kinds <= {int, float}:
         kind = "float" if float in kinds else "int"
-        low = min(*values, FURTHER * min(values), 1 if kind == "int" else 0)
+        low = min(*values, 0.0 if kind == "float" else 1)
         return Knob(name, kind, values[0], told, low=low, high=max(FURTHER * max(values), 1))
     if kinds <= {str, int, float, bool, type(None)}:
         return Knob(name, "str", values[0], told, choices=tuple(values))

@@ -14,8 +14,6 @@ from labkit.results.templates import template
 from labkit.view.run_figure import draw_run
 from labkit.view.workers_figure import draw_workers
 
-MARK = "<!-- written by labkit -->"
-
 
 def export(run: RunData, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
     """Write a run in the format of the path's suffix: .html, .png, .svg, .pdf or .csv.
@@ -34,24 +32,18 @@ def export(run: RunData, path: str | os.PathLike[str], overwrite: bool = False) 
     if suffix in saving.FIGURES:
         return saving.save_figure(draw_run(run, None), path, overwrite)
     if suffix == ".html":
-        return saving.save_text(path, html_page(run), overwrite)
+        return saving.save_text(path, html_page(run, str(of_run(run))), overwrite)
     if suffix == ".csv":
         return saving.save_text(path, run.frame.to_csv(), overwrite)
     known = ".html, .csv, .png, .svg or .pdf"
     raise ValueError(f"export({str(path)!r}): the format follows from the suffix; give {known}.")
 
 
-def html_page(run: RunData, verdict: str = "") -> str:
-    """Return a self-contained page of HTML: the verdict, the pictures, the settings, the machine.
-
-    `verdict` is the text of a verdict that is known already; without it the run is diagnosed.
-    """
-    found = of_run(run)
+def html_page(run: RunData, verdict: str) -> str:
+    """Return a self-contained page of HTML: the `verdict`, the pictures, settings, machine."""
     return template("report.html").render(
-        mark=MARK,
         run=run,
-        headline=": ".join(filter(None, [run.mark, found.headline])),
-        verdict=for_others(verdict or str(found)),
+        verdict=for_others(verdict),
         picture=draw_run(run, None).html("Utilization over the run, and its mean step"),
         lanes=draw_workers(run.workers).html("What each worker did") if run.workers else "",
         settings=as_typed(run.pipeline.changed()) or "the defaults",

@@ -1,42 +1,28 @@
-"""`lk.plot`: measured rows as a figure, lines over numbers and bars or points beside names."""
+"""`lk.plot`: measured rows as a figure, lines over numbers and bars beside names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullLocator
 
-from labkit.bench.grid import NOISY, TIMED
+from labkit.bench.grid import TIMED
 from labkit.results.measurements import UNITS, MeasurementsData, short
-from labkit.view.style import (
-    BOLD,
-    GREY,
-    INK,
-    LINES,
-    Picture,
-    TextLine,
-    drawable,
-    legend_above,
-    our_style,
-    page,
-)
+from labkit.view.style import INK, LINES, Picture, drawable, legend_above, our_style, page
 
 Rows = pandas.DataFrame | MeasurementsData
-Title = str | Callable[[pandas.DataFrame], str]
 
 LOGS = (None, "", "x", "y", "xy")
-BEST_FIRST = ("tflops", "gib_s", "ms")  # what is drawn where no `y` was asked for
-LEAST_RANGE = 8  # powers of two over such a range are drawn at equal distances
-MOST_MARKED = 9  # places that are marked themselves
 LINES_IN = 3.3  # height of axes with lines
 BAR_IN = 0.2
 AROUND_IN = 0.9  # what stands around bars
-GITHUB = r"https?://github\.com/([^/]+/[^/]+).*"
 WHISKER = {"ecolor": INK, "capsize": 2.5}
+GITHUB = r"https?://github\.com/([^/]+/[^/]+).*"
 
 
 @our_style
@@ -54,144 +40,116 @@ def plot(
 
     Args:
         rows: What `lk.measure` or `lk.published` returned, or any DataFrame. A row with an `error`
-            or without a `y` is a gap, named above the axes; one that is `noisy` is hollow.
+            or without a `y` is a gap, named below the axes.
         x: The column along the axis; powers of two are drawn at equal distances.
         y: The column to show; "ms" has the interquartile range as error bars.
         by: A column: each of its values has a colour.
-        beside: Another such table, dashed: published numbers, or a record of another machine.
+        beside: Another such table, dashed or pale: published numbers, a record of another machine.
         title: Above the figure.
-        log: The logarithmic axes: "x", "y", "xy", or "" for none. None decides for x alone. Beside
-            names a logarithmic y has points instead of bars.
+        log: The logarithmic axes: "x", "y", "xy", or "" for none. None decides for x alone.
 
-    Rows with the same `x` are points without a line.
     Raises ValueError on a column that is not there.
     """
     if log not in LOGS:
         raise ValueError(f"log={log!r} is not allowed: use 'x', 'y', 'xy', '' or None.")
-    drawn = tidied(rows, x, y, by, beside)
-    header = [(title, BOLD), *((note, GREY) for note in notes_of(drawn, y))]
-    return rows_page(header, x, {y: drawn}, log)
-
-
-def rows_page(
-    header: list[TextLine], x: str, drawn: Mapping[str, pandas.DataFrame], log: str | None = None
-) -> Picture:
-    """Return a figure of `tidied` rows, by the column that is drawn of them."""
-    height_in = [
-        LINES_IN if is_lines(rows) else BAR_IN * len(rows) + AROUND_IN for rows in drawn.values()
-    ]
-    figure, axes = page(header, height_in)
-    for place, (y, rows) in zip(axes, drawn.items(), strict=True):
-        draw_rows(place, rows, x, y, log)
-    legend_above(axes[0])
+    drawn = tidied(rows, x, y, by)
+    if beside is not None:
+        drawn = pandas.concat([drawn, tidied(beside, x, y, by, True)], ignore_index=True)
+        drawn["label"] = drawn["label"].replace("", "here")
+    figure, [axes] = page(title, notes_of(drawn, y), [height_of(drawn)])
+    draw_rows(axes, drawn, x, y, log)
     return figure
 
 
 def plot_measured(
-    rows: MeasurementsData, x: str | None, y: str | None, by: str | None, title: Title, **more: Any
+    rows: MeasurementsData,
+    x: str | None,
+    y: str,
+    by: str | None,
+    title: str | Callable[[pandas.DataFrame], str],
+    **more: Any,
 ) -> Picture | None:
     """Draw the rows that are there by now, as far as they are asked for.
 
-    Left out, `x` and `by` are the first arguments that vary, and `y` the best known measure; None
-    without an x or a y. A `title` that fails while rows are missing is left out.
+    Left out, `x` and `by` are the first arguments that vary, and `y` is "ms"; None without an x or
+    a y. A `title` that fails while rows are missing is left out.
     """
     table = rows.rows.dropna(axis="columns", how="all")
-    y = y or next((name for name in BEST_FIRST if name in table), None)
     own = table.columns.difference([*TIMED, y], sort=False)
     varying = [name for name in own if table[name].astype(str).nunique() > 1]
     x, second, *_ = [*varying, None, None] if x is None else [x, None]
     by = by or second
-    if x is None or y is None or not {x, y} <= {*table}:
+    if x is None or not {x, y} <= {*table}:
         return None
     if not isinstance(title, str):
         try:
             title = title(rows.rows)
         except Exception as error:  # whatever the user's function raises
-            title = "" if rows.running else f"title: {type(error).__name__}: {error}"
+            title = "" if rows.running else f"title: {error!r}"
     return plot(rows, x, y, by if by in table else None, title=title, **more)
 
 
 def tidied(
-    table: Rows, x: str, y: str, by: str | None = None, beside: Rows | None = None
+    table: Rows, x: str, y: str, by: str | None = None, is_beside: bool = False
 ) -> pandas.DataFrame:
-    """Return what is drawn of a table, and of one beside it; the same value has the same colour.
+    """Return what is drawn of a table, as it is now, in a row for each of its rows.
 
-    Columns: see `_tidied`; `label` and `colour`, the same for rows that a line joins; `fill`.
+    Columns: `x`; `y`, NaN where there is none, and the `error`; `spread`, half of the interquartile
+    range; `key`, the value of `by` in words, which has a colour; `origin`, where it was measured:
+    "A40, published by OWNER/REPO"; `label`, as in the legend; `is_beside`.
+
     Raises ValueError where a column is missing.
     """
-    rows = _tidied(table, x, y, by)
-    rows["label"] = rows["key"]
-    if beside is not None:
-        other = _tidied(beside, x, y, by, is_beside=True)
-        rows = pandas.concat([rows, other], ignore_index=True)
-        name = (rows["key"] + ", " + rows["origin"]).str.strip(", ")
-        rows["label"] = name.mask(name == "", np.where(rows["is_beside"], "beside", "here"))
-    key = rows["key"].mask(rows["key"] == "", rows["label"])
-    rows["colour"] = np.array(LINES)[pandas.factorize(key)[0] % len(LINES)]
-    rows["fill"] = rows["colour"].mask(rows["noisy"] | rows["is_beside"], "none")
-    return rows
-
-
-def _tidied(
-    table: Rows, x: str, y: str, by: str | None, is_beside: bool = False
-) -> pandas.DataFrame:
-    """Return a row for each of a table, as it is now.
-
-    Columns: `x` (NaN where it is text) and its `name` in words; `y`, NaN where there is none, and
-    `why`; `spread`, half of the interquartile range; `noisy`; `key`, the value of `by` in words;
-    `origin`, where it was measured: "A40, published by OWNER/REPO"; `is_beside`.
-    """
-    mark = None
+    origin = ""
     if not isinstance(table, pandas.DataFrame):
         now = table.data  # of one that grows, what is there
-        table, mark = now.rows, now.mark
+        table, origin = now.rows, now.mark or ""
     for column in filter(None, (x, y, None if is_beside else by)):
         if column not in table:
             raise ValueError(f"No column {column!r}; there are: {', '.join(table.columns)}.")
     frame = table.reset_index(drop=True)
-    iqr = f"iqr_{y}"
-    optional = frame.reindex(columns=["error", "noisy", "card", "source", iqr]).astype(object)
-    numbers = frame[y].astype(float)
-    why = optional["error"].fillna("")
-    source = "published by " + optional["source"].replace(GITHUB, r"\1", regex=True)
-    origin = source.fillna(mark or "")
-    if "card" not in (x, by):
-        origin = ((optional["card"] + ", ").fillna("") + origin).str.strip(", ")
+    if "source" in frame:
+        source = frame["source"].map(str).replace(GITHUB, r"\1", regex=True)
+        card = "" if "card" in (x, by) else frame["card"] + ", "
+        origin = card + "published by " + source
     key = pandas.Series("", frame.index)
     if by in frame:
-        what = "" if frame[by].dtype.kind == "O" else f"{by} ".replace("_", " ")  # "batch size 64"
-        key = (what + _in_words(frame[by])).map(drawable)
+        what = f"{by} ".replace("_", " ") if _is_number(frame[by]) else ""  # "batch size 64"
+        key = frame[by].map(lambda value: drawable(f"{what}{value}"))
+    optional = frame.reindex(columns=["error", f"iqr_{y}"]).astype(object)
+    error = optional["error"].fillna("")
     columns = {
-        "x": frame[x].astype(float) if frame[x].dtype.kind in "iuf" else np.nan,  # no True or False
-        "name": _in_words(frame[x]),
-        "y": numbers.where(np.isfinite(numbers) & (why == "")),
-        "why": why,
-        "spread": optional[iqr].astype(float).replace(0, np.nan) / 2,
-        "noisy": optional["noisy"].eq(True),
+        "x": frame[x] if _is_number(frame[x]) else frame[x].map(str).map(drawable),
+        "y": frame[y].astype(float).where(error == ""),
+        "error": error,
+        "spread": optional[f"iqr_{y}"].astype(float) / 2,
         "key": key,
         "origin": origin,
+        "label": (key + ", " + origin).str.strip(", ") if is_beside else key,
         "is_beside": is_beside,
     }
     return pandas.DataFrame(columns)
 
 
-def _in_words(column: pandas.Series) -> pandas.Series:
-    """Return each value of a column as text."""
-    return column.map("{:.10g}".format if column.dtype.kind in "iuf" else str)
+def _is_number(column: pandas.Series) -> bool:
+    return column.dtype.kind in "iuf"  # True and False are names
 
 
 def notes_of(drawn: pandas.DataFrame, y: str) -> list[str]:
-    """Return what stands above the axes: origins, gaps: "float32: out of memory (512)" ..."""
+    """Return what stands below the axes: where it was measured, and what has no number, and why."""
     notes = [*drawn.loc[~drawn["is_beside"], "origin"].unique()]
     gaps = drawn[drawn["y"].isna()]
-    for _, rows in gaps.groupby(["label", "why"], sort=False):
-        label, why = rows.iloc[0][["label", "why"]]
-        notes.append(f"{label and f'{label}: '}{why or f'no {y}'} ({', '.join(rows['name'])})")
-    if drawn["spread"].notna().any():
+    if len(gaps):
+        rows = gaps["label"] + " " + gaps["x"].astype(str) + " " + gaps["error"]
+        notes.append(f"no {y}: {', '.join(rows.str.strip())}")
+    if drawn["spread"].any():
         notes.append("error bars: half the interquartile range up and down")
-    if drawn["noisy"].any():
-        notes.append(f"hollow: noisy, spread above {NOISY:.0%} of the median")
     return notes
+
+
+def height_of(drawn: pandas.DataFrame) -> float:
+    """Return the height of the axes that `tidied` rows take, inches."""
+    return LINES_IN if _is_number(drawn["x"]) else BAR_IN * len(drawn) + AROUND_IN
 
 
 def with_unit(column: str) -> str:
@@ -199,76 +157,61 @@ def with_unit(column: str) -> str:
     return UNITS.get(column) or column.replace("_per_", "/").replace("_", " ")
 
 
-def is_lines(drawn: pandas.DataFrame) -> bool:
-    """Return whether lines are drawn over numbers, rather than bars beside names."""
-    return bool(drawn["x"].notna().all())
-
-
 def draw_rows(axes: Axes, drawn: pandas.DataFrame, x: str, y: str, log: str | None = None) -> None:
     """Draw `tidied` rows: lines over numbers, or bars beside names."""
-    is_log = "y" in (log or "")
-    axes.grid(axis="both" if is_log or is_lines(drawn) else "x")
-    if not is_lines(drawn):
-        _draw_bars(axes, drawn, is_log)
+    colours = dict(zip(drawn["key"].unique(), itertools.cycle(LINES), strict=False))
+    drawn = drawn.assign(colour=drawn["key"].map(colours))
+    axes.grid()
+    if _is_number(drawn["x"]):
+        _draw_lines(axes, drawn, log)
+        axes.set(xlabel=with_unit(x), ylabel=with_unit(y))
+    else:
+        _draw_bars(axes, drawn, log or "")
         axes.set_xlabel(with_unit(y))
-        if is_log:
-            _make_log(axes, "x")
-        return
-    for _, rows in drawn.groupby(["is_beside", "label"], sort=False):
-        _draw_line(axes, rows.sort_values("x", kind="stable"))
-    places = np.unique(drawn["x"])
-    is_doubling = bool(np.all(np.log2(places.clip(min=0.1)) % 1 == 0))
-    is_wide = places.max(initial=0) >= LEAST_RANGE * places.min(initial=np.inf)
-    if is_doubling and is_wide if log is None else "x" in log:
-        _make_log(axes, "x")
-    if len(places) <= MOST_MARKED:
+    legend_above(axes)
+
+
+def _draw_lines(axes: Axes, rows: pandas.DataFrame, log: str | None) -> None:
+    """Draw a line through the rows of each label, dashed where they are beside."""
+    for _, own in rows.groupby(["is_beside", "label"], sort=False):
+        own = own.sort_values("x")
+        first = own.iloc[0]
+        spread = own["spread"] if own["spread"].any() else None
+        look = {"color": first["colour"], "linestyle": "--" if first["is_beside"] else "-"}
+        look |= {"marker": "o", "label": first["label"], **WHISKER}
+        axes.errorbar(own["x"], own["y"], spread, **look)
+    places = np.unique(rows["x"])
+    is_doubling = len(places) > 2 and (np.frexp(places)[0] == 0.5).all()
+    if log is None:
+        log = "x" if is_doubling else ""
+    for name in log:
+        _make_log(axes, name)
+    if is_doubling:
         axes.set_xticks(places)
-    axes.set(xlabel=with_unit(x), ylabel=with_unit(y))
-    if is_log:
-        _make_log(axes, "y")
-    elif not (drawn["y"] < 0).any():
+    if "y" not in log and not (rows["y"] < 0).any():
         axes.set_ylim(bottom=0)
 
 
-def _draw_bars(axes: Axes, rows: pandas.DataFrame, is_log: bool) -> None:
-    """Draw a bar for each row, those of one name below each other, with its number behind it.
-
-    On a logarithmic axis they are points: such an axis has no zero where a bar could begin.
-    """
-    row, names = pandas.factorize(rows["name"])
-    count = rows["name"].map(rows["name"].value_counts())
+def _draw_bars(axes: Axes, rows: pandas.DataFrame, log: str) -> None:
+    """Draw a bar for each row, those of one name below each other, with its number behind it."""
+    row, names = pandas.factorize(rows["x"])
+    count = rows["x"].map(rows["x"].value_counts())
     height = 0.8 / count.max()
-    middle = row + (rows.groupby("name").cumcount() - (count - 1) / 2) * height
-    for label, own in rows.groupby("label", sort=False):
-        place = middle[own.index]
-        look: dict[str, Any] = {"color": own["fill"], "edgecolor": own["colour"], "label": label}
-        if is_log:
-            axes.scatter(own["y"], place, s=25, **look)
-            look = {"alpha": 0}
-        elif own["is_beside"].all():
-            look["hatch"] = "////"
-        bars = axes.barh(
-            place, own["y"], 0.9 * height, xerr=own["spread"], error_kw=WHISKER, **look
-        )
-        axes.bar_label(bars, [str(short(value)) for value in own["y"]], padding=5)
-    axes.set_yticks(range(len(names)), [drawable(name, 48) for name in names])
-    axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
+    place = row + (rows.groupby("x").cumcount() - (count - 1) / 2) * height
+    colours = [*zip(rows["colour"], np.where(rows["is_beside"], 0.5, 1), strict=True)]  # or pale
+    look = {"color": colours, "label": [*rows["label"]], "xerr": rows["spread"], **WHISKER}
+    bars = axes.barh(place, rows["y"], 0.9 * height, **look)
+    axes.bar_label(bars, [str(short(value)) for value in rows["y"]], padding=5)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.margins(x=0.1)
+    if "y" in log:
+        _make_log(axes, "x")
+        axes.set_xlim(left=rows["y"].min() / 2)  # such an axis has no zero
 
 
-def _draw_line(axes: Axes, rows: pandas.DataFrame) -> None:
-    """Draw the rows of one label: a line through their points, dashed where it is beside."""
-    first = rows.iloc[0]
-    look = {"color": first["colour"], "linestyle": "--" if first["is_beside"] else "-"}
-    if rows["x"].duplicated().any():
-        look |= {"linestyle": "", "marker": "o", "markersize": 5}
-    axes.errorbar(rows["x"], rows["y"], rows["spread"], label=first["label"], **look, **WHISKER)
-    axes.scatter(rows["x"], rows["y"], s=25, c=rows["fill"], edgecolors=first["colour"], zorder=3)
-
-
-def _make_log(axes: Axes, name: Literal["x", "y"]) -> None:
+def _make_log(axes: Axes, name: str) -> None:
     """Make an axis logarithmic, in plain numbers."""
     axes.set(**{f"{name}scale": "log"})
-    axis = getattr(axes, f"{name}axis")
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter("{x:,.7g}")
-    axis.set_minor_locator(NullLocator())
+    ticks = {"major_locator": LogLocator(subs=(1, 2, 5)), "minor_locator": NullLocator()}
+    getattr(axes, f"{name}axis").set(major_formatter="{x:,.7g}", **ticks)

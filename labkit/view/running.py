@@ -7,19 +7,18 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-from labkit.api import Ranks, Run, Sweep, launch
+from labkit.api import Launched, Ranks, Run, Sweep, launch
 from labkit.instruments.messages import say
 from labkit.knobs import Settings, as_typed
 from labkit.process import folders
 from labkit.process.notebook import in_notebook
-from labkit.results.hardware import check_device
 from labkit.spec import Distributed, Pipeline
 from labkit.stamps.interrupts import held
 from labkit.tuning.script_bench import runnable
 from labkit.tuning.search import Search
-from labkit.tuning.search_result import Interrupted, Tuning
+from labkit.tuning.search_result import Tuning
 from labkit.tuning.set_up import improver, script_tuner, tuner
 from labkit.tuning.trial import Trial
 from labkit.view import wandb_log
@@ -32,7 +31,6 @@ TUNES = (
     "Ctrl-C) after some seconds of training: {:.0f} s at most after the first run. What it writes "
     "by then is written {}."
 )
-Started = TypeVar("Started", Run, Ranks)
 
 
 def run(
@@ -56,10 +54,7 @@ def run(
         **knobs: Changes to `pipeline`, as in `pipeline.but(...)`; a bad one is a ValueError.
     """
     asked = pipeline_with(pipeline, knobs)
-    with held():
-        started = launch(asked, after=wandb_log.command(wandb))
-        remember(run, started)
-        return follow(started, before) if wait else started
+    return started(run, asked, wait, before, after=wandb_log.command(wandb))
 
 
 def distributed(
@@ -83,11 +78,7 @@ def distributed(
         wait, **knobs: As in `lk.run`.
     """
     each = pipeline_with(pipeline, knobs)
-    asked = Distributed(each, ranks, no_sync, starve or {})
-    with held():
-        started = launch(asked)
-        remember(distributed, started)
-        return follow(started) if wait else started
+    return started(distributed, Distributed(each, ranks, no_sync, starve or {}), wait)
 
 
 def sweep(pipeline: Pipeline | None = None, **knobs: object) -> Sweep:
@@ -97,37 +88,47 @@ def sweep(pipeline: Pipeline | None = None, **knobs: object) -> Sweep:
     measured: a notebook's cell returns it (a script has it in `lk.sweep.last`). Raises ValueError
     on a bad value before anything runs.
     """
-    swept = Sweep(pipeline or Pipeline(), knobs)
-    for name in swept.knobs.get("device", ()):
-        check_device(str(name))
+    swept = remember(sweep, Sweep(pipeline or Pipeline(), knobs))
     shown = RunDisplay()
-    remember(sweep, swept)
 
-    def begun(setting: Settings) -> None:
-        shown.next(f"run {len(swept.runs) + 1} of {len(swept.settings)} ({as_typed(setting)}): ")
+    def going_on(run: Run) -> None:
+        number = len(swept)
+        setting = as_typed(swept.settings[number - 1])
+        shown.update(run, f"run {number} of {len(swept.settings)} ({setting}): ")
 
     try:
-        swept.measure(launch, shown.update, begun)
+        swept.measure(launch, going_on)
     except KeyboardInterrupt:
         if not in_notebook():
             raise
-        print(f"stopped after {len(swept)} of {len(swept.settings)} runs; they are in this Sweep.")
     finally:
         shown.finish(swept)
     return swept
 
 
-def follow(started: Started, before: Run | None = None) -> Started:
-    """Show a live run until it has ended: a canvas in a notebook, a line of text elsewhere."""
+def started(
+    function: Callable[..., object],
+    spec: Launched,
+    wait: bool,
+    before: Run | None = None,
+    after: list[str] | None = None,
+) -> Any:
+    """Start what a spec describes for `function`, whose `.last` it is; return its Run or Ranks.
+
+    Where it is to `wait`, it is shown until it has ended: a canvas in a notebook, which draws the
+    run `before` as well, a line of text elsewhere. `after` is as of `launch`.
+    """
     with held() as pressed:
-        shown = RunDisplay(before)
-        try:
-            started.wait(each=shown.update)
-        finally:
-            shown.finish(started)
-        if in_notebook():
-            pressed.clear()  # the run has ended: a late press must not lose it
-    return started
+        found = remember(function, launch(spec, after=after))
+        if wait:
+            shown = RunDisplay(before)
+            try:
+                found.wait(each=shown.update)
+            finally:
+                shown.finish(found)
+            if in_notebook():
+                pressed.clear()  # the run has ended: a late press must not lose it
+    return found
 
 
 def pipeline_with(pipeline: Pipeline | None, knobs: Mapping[str, object]) -> Pipeline:
@@ -195,8 +196,7 @@ def tune_script(
         folder = Path.cwd()
         if in_copy:
             folder = shutil.copytree(folder, Path(scratch, "copy"), symlinks=True)
-        search = script_tuner(command, seconds=seconds, budget=budget, cwd=folder)
-        return searched(tune, search)
+        return searched(tune, script_tuner(command, seconds=seconds, budget=budget, cwd=folder))
 
 
 def improve(pipeline: Pipeline | None = None) -> Tuning:
@@ -222,25 +222,24 @@ def searched(function: Callable[..., object], search: Search) -> Tuning:
 
     A terminal has a line for each run.
     """
-    found = search.found
-    remember(function, found)
+    found = remember(function, search.found)
     display = Display()
-
-    def judged(trial: Trial) -> None:
-        display.final("; ".join(filter(None, found.row(trial))), found.table("going on"))
 
     def running(run: Run) -> None:
         if display.due:
             now = live_line(run.data)
             display.line(now, found.table(now))
 
+    def judged(trial: Trial) -> None:
+        display.final("; ".join(filter(None, found.row(trial))), found.table("going on"))
+
     search.each = judged
     search.bench.each = running
     try:
         search.run()
-    except KeyboardInterrupt as press:
+    except KeyboardInterrupt:
         if not in_notebook():
-            raise Interrupted(found) from press
+            raise
     finally:
         display.final(found.headline, found.table())
     return found

@@ -1,4 +1,4 @@
-"""A finished run as a Weights & Biases run: numbers, true utilization timeline, diagnosis.
+"""A finished run as a Weights & Biases run: numbers, steps, true utilization timeline.
 
 With `lk.run(..., wandb=True)` a process of its own logs it when the run is over: a server that
 cannot be reached costs only that process its patience. Offline unless told otherwise.
@@ -22,7 +22,6 @@ from labkit.api import Run
 MODES = ("offline", "online", "disabled")
 PATIENCE_S = 120  # then this process gives up, whatever the server does
 POINTS = 500  # of the utilization timeline
-OF_DIAGNOSIS = ("bottleneck", "confidence", "evidence", "advice")
 Asked = bool | str | dict[str, str] | None
 
 
@@ -52,16 +51,12 @@ def log(run: Run, **settings: Any) -> None:
         config={"pipeline": run.pipeline.to_dict(), "machine": run.machine.to_dict()},
         settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
     )
-    session.define_metric("seconds")
     session.define_metric("utilization", step_metric="seconds")
     for step, row in run.frame.to_dict("index").items():
         session.log(row, step=step)
     for second, share in np.column_stack(run.timeline(POINTS)).tolist():
         session.log({"seconds": second, "utilization": share})
     told = run.to_dict()
-    if run.utilization is not None:
-        verdict = run.diagnose()
-        told |= {name: getattr(verdict, name) for name in OF_DIAGNOSIS}
     session.summary.update({k: v for k, v in told.items() if isinstance(v, (int, float, str))})
     session.finish()
 
@@ -69,18 +64,16 @@ def log(run: Run, **settings: Any) -> None:
 def main(folder: str, settings: str) -> None:
     """Log the run in `folder`; give up after `PATIENCE_S`."""
     os.environ.pop("WANDB_SERVICE", None)  # the kernel's own session of W&B is not ours to join
-    timer = threading.Timer(PATIENCE_S, give_up, (f"no answer in {PATIENCE_S} s",))
+    timer = threading.Timer(PATIENCE_S, give_up)
     timer.daemon = True
     timer.start()
-    try:
-        log(Run(Path(folder)), **json.loads(settings))
-    except Exception as error:
-        give_up(f"{type(error).__name__}: {error}")
+    log(Run(Path(folder)), **json.loads(settings))
 
 
-def give_up(why: str) -> None:
+def give_up() -> None:
     """Say why there is no W&B run, and end this process and what W&B started from it."""
-    print(f"labkit: W&B: {why}. The run itself is complete.", file=sys.stderr, flush=True)
+    why = f"labkit: W&B: no answer in {PATIENCE_S} s. The run itself is complete."
+    print(why, file=sys.stderr, flush=True)
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             child.kill()

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import functools
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from labkit.api import Run
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.instruments.messages import say
 from labkit.process import folders, launcher
-from labkit.view.display import Display, figure_of, remember
+from labkit.view.display import Display, remember, told_of
 from labkit.watching import run_folders
 from labkit.watching.passes import StandIn, WatchedIterator, check_iterable
 from labkit.watching.recorder import Recorder
@@ -46,15 +45,16 @@ class Watch(StandIn):
         self._display: Display | None = None
 
     def __iter__(self) -> Iterator[Any]:
+        recorded = None
         try:
             recorder = self._recorder
             if recorder is None or self not in _open or recorder.pid != os.getpid():
                 recorder = self._begin()
-            recorded = WatchedIterator(recorder, self._beat) if recorder.has_room() else None
+            if recorder.has_room():
+                recorded = WatchedIterator(recorder, self._beat)
         except Exception as error:
             say(f"not recording: {type(error).__name__}: {error}")
-            recorded = None
-        return iter(self.loader) if recorded is None else recorded.over(self.loader)
+        return recorded.over(self.loader) if recorded else iter(self.loader)
 
     def __bool__(self) -> bool:
         return bool(self.loader)
@@ -69,18 +69,16 @@ class Watch(StandIn):
         self.close(error)
 
     def __repr__(self) -> str:
-        run = "" if self._recorder is None else f": {self.run!r}"
+        run = f": {self.run!r}" if self._run else ""
         return f"Watch({type(self.loader).__name__}){run}"
 
     @property
     def run(self) -> Run:
         """The Run so far; raises RuntimeError before the first pass."""
-        if self._recorder is None:
+        if self._recorder is None or self._run is None:
             raise RuntimeError("nothing has been watched yet: iterate the watch first.")
         if not self._recorder.closed:
             self._recorder.flush()
-        if self._run is None:
-            self._run = Run(self._recorder.folder, process=self._recorder)
         return self._run
 
     @property
@@ -98,7 +96,7 @@ class Watch(StandIn):
         is_of_script = run_folders.of_script is not None
         folder = run_folders.new_folder(os.getpid()) or folders.new_run()
         recorder = self._recorder = Recorder(folder, self.loader, self.model)
-        self._run = None
+        self._run = Run(folder, process=recorder)
         is_shown = self.live and not is_of_script and run_folders.own_rank() == "0"
         self._display = Display() if is_shown else None
         while len(_open) >= OPEN_MOST:
@@ -110,15 +108,12 @@ class Watch(StandIn):
     def _beat(self, now: int | None) -> None:
         """Show how far the loop is; None says that a pass is over."""
         recorder = self._recorder
-        outermost = next(each for each in [*_open, self] if each.is_iterated or each is self)
-        if recorder is None or recorder.pid != os.getpid() or outermost is not self:
-            return  # a validation loop within another draws nothing
-        if self._display is None:
+        if recorder is None or recorder.pid != os.getpid() or self._display is None:
             return
         try:
             text = progress_line(recorder)
-            if now is not None:  # a line that wraps could not be written over
-                self._display.line(text[: shutil.get_terminal_size().columns - 1])
+            if now is not None:
+                self._display.line(text)
                 return
             is_empty = recorder.steps.next == recorder.first_step and recorder.how == "exhausted"
             self._display.final(EMPTY if is_empty else text)
@@ -188,19 +183,17 @@ def progress_line(recorder: Recorder) -> str:
 
 def leave(display: Display, run: Run) -> None:
     """Leave the run and its diagnosis; in a notebook its figure, where the line was."""
-    found = None if run.throughput is None else run.diagnose()
-    texts = [repr(run)]
-    if display.handle is None and found:
-        texts += [str(found), *(note for note in found.notes if note not in str(found))]
-        texts += [str(run.lines)] if len(run.lines) else []
-    texts += [TO_TRY] if found and found.bottleneck == "input" else []
-    display.final("\n".join(texts), figure_of(run) if display.handle and found else None)
-    if display.handle and found:
-        from IPython.display import display as show
+    if run.throughput is None:
+        display.final(repr(run))
+        return
+    found = run.diagnose()
+    if display.handle is None:
+        display.final(told_of(run.data, found, TO_TRY))
+        return
+    from IPython.display import display as show
 
-        show(found)
-        if len(run.lines):
-            show(run.lines)
+    display.final("", run.plot())
+    show(found, run.lines)
 
 
 def close_all(error: BaseException | None = None) -> None:

@@ -7,15 +7,15 @@ The idea is that of SPDL's CacheDataLoader and DALI's LoaderEvaluator.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from labkit.instruments.batch_contents import leaves
+from labkit.instruments.batch_contents import arrays_in
 from labkit.instruments.loader_knobs import in_flight, knobs_of, length_of
-from labkit.instruments.stack import is_a
-from labkit.stamps.events import EventLog, now_ns
+from labkit.stamps.events import now_ns
 from labkit.watching.device_in_use import device_in_use
 from labkit.watching.passes import StandIn, WatchedIterator, check_iterable
 
@@ -57,8 +57,7 @@ class Kept:
         """Keep a batch, where there is room."""
         if not self.is_full:
             self.batches.append(batch)
-            tensors: list[Any] = [each for each in leaves(batch) if is_a(each, "torch", "Tensor")]
-            self.bytes += sum(each.nbytes for each in tensors)
+            self.bytes += sum(array.nbytes for array in arrays_in(batch))
 
     def again(self) -> object:
         """Return the next of them."""
@@ -73,62 +72,9 @@ def copied(batch: object) -> object:
     """
     if type(batch) is dict:
         return {name: copied(part) for name, part in dict.items(batch)}
-    if type(batch) in (list, tuple):
-        return cast(type[list], type(batch))(map(copied, cast(list, batch)))
-    return batch
-
-
-class Alternation:
-    """The blocks of a loop's steps, live and kept in turn, and how long a step took in each.
-
-    The first steps of a block do not count, as many as the workers have batches in flight:
-    meanwhile their queue fills up, or is used up.
-    """
-
-    def __init__(self, loader: object):
-        self.kept = Kept()
-        self.steps_ns: list[float] = []  # of each block, the mean step
-        self.length = in_flight(knobs_of(loader)) + 1 + BLOCK_STEPS  # of a block, steps
-        self.left = self.length  # of this one
-        self.began_ns = 0
-
-    @property
-    def is_live(self) -> bool:
-        """Whether this block takes its batches from the loader."""
-        return len(self.steps_ns) % 2 == 0
-
-    def end_step(self) -> None:
-        """Account a step; begin the other kind of block where it is time."""
-        self.left -= 1
-        if self.left == BLOCK_STEPS:
-            self.began_ns = now_on_device()
-        elif self.left == 0:
-            self.steps_ns.append((now_on_device() - self.began_ns) / BLOCK_STEPS)
-            self.left = self.length
-
-    def found(self) -> dict[str, Any]:
-        """Return what the blocks say by now, as the event of a log holds it.
-
-        `factor` is the throughput with a perfect loader over the present one, the median of the
-        pairs, of which half lie between `low` and `high`; `text` says so.
-        """
-        live_ns, kept_ns = self.steps_ns[::2], self.steps_ns[1::2]
-        ratios = [live / kept for live, kept in zip(live_ns, kept_ns, strict=False)]
-        if len(ratios) < LEAST_PAIRS:
-            return {"text": TOO_SOON, "factor": None, "low": None, "high": None}
-        low, factor, high = statistics.quantiles(ratios, n=4)
-        live = 1e9 / statistics.median(live_ns)
-        comment = "" if low > WITHIN else " The loader does not hold it back."
-        text = (
-            f"headroom: with a perfect loader your loop would do {live * factor:,.1f} steps/s "
-            f"instead of {live:,.1f}: at most {factor:.2f}x ({low:.2f}x to {high:.2f}x in half of "
-            f"{len(ratios)} pairs of blocks).{comment}"
-        )
-        return {"text": text, "factor": factor, "low": low, "high": high}
-
-    def write(self, log: EventLog) -> None:
-        """Write what the blocks say by now into the log of the loop's run."""
-        log.write("headroom", **self.found(), notes=[CANNOT_SHOW])
+    if type(batch) is list:
+        return [copied(part) for part in batch]
+    return tuple(map(copied, batch)) if type(batch) is tuple else batch
 
 
 def now_on_device() -> int:
@@ -140,52 +86,6 @@ def now_on_device() -> int:
     return now_ns()
 
 
-class AlternatingPass:
-    """One pass over a loader: it has as many batches as before, of which some come again.
-
-    A pass that is `recorded` has none of the steps with kept batches in it.
-    """
-
-    def __init__(
-        self,
-        blocks: Alternation,
-        length: int | None,
-        recorded: Pass | None,
-        may: Callable[[], bool],
-    ):
-        """`length` is that of the pass; `may()`: whether its loop may be given a batch again."""
-        self.blocks = blocks
-        self.recorded = recorded
-        self.may_alternate = may
-        self.length = length  # batches of this pass; None where that is not known
-        self.handed = 0
-        blocks.left = blocks.length  # a block is within one pass
-
-    def take(self) -> Iterator[object] | None:
-        """Return what has the next batch, or none at the end; None: it is the loader's turn."""
-        blocks, recorded = self.blocks, self.recorded
-        if self.handed and self.may_alternate():
-            blocks.end_step()
-        if self.handed == self.length:
-            if recorded is not None:
-                recorded.end("exhausted")
-            return iter(())
-        self.handed += 1
-        if not blocks.is_live:
-            if recorded is not None:
-                recorded.pause()
-                recorded.handed += 1
-            return iter((blocks.kept.again(),))
-        if recorded is not None and blocks.left <= BLOCK_STEPS:
-            recorded.resume()
-        return None
-
-    def given(self, batch: object) -> object:
-        """Keep a batch of the loader's; return one with the same tensors."""
-        self.blocks.kept.keep(batch)
-        return copied(batch)
-
-
 class Headroom(StandIn):
     """A loader that replays some of its batches: iterate it in place of your own.
 
@@ -195,28 +95,71 @@ class Headroom(StandIn):
 
     def __init__(self, loader: Any):
         super().__init__(loader)
-        self.blocks = Alternation(loader)
-
-    factor = property(lambda self: self.blocks.found()["factor"])
-    low = property(lambda self: self.blocks.found()["low"])
-    high = property(lambda self: self.blocks.found()["high"])
+        self.factor = self.low = self.high = None
+        self.text = TOO_SOON
+        self.kept = Kept()
+        # Steps at a block's begin that do not count: the workers' queue fills up, or is used up
+        self.settling = in_flight(knobs_of(loader)) + 1
+        self.step_ns: list[float] = []  # of each block, the mean: of live and of kept ones in turn
 
     def __iter__(self) -> Iterator[object]:
-        iterator = iter(self.loader)
-        recorded = iterator if isinstance(iterator, WatchedIterator) else None
-        turns = AlternatingPass(self.blocks, length_of(self.loader), recorded, lambda: True)
-        try:
-            while True:
-                instead = turns.take()
-                yield turns.given(next(iterator)) if instead is None else next(instead)
-        except StopIteration:
-            pass
-        finally:
-            if recorded is not None:
-                self.blocks.write(recorded.recorder.log)
+        live = iter(self.loader)
+        recorded = live if isinstance(live, WatchedIterator) else None
+        return self.alternate(live, length_of(self.loader), recorded)
+
+    def alternate(
+        self, live: Iterator[object], length: int | None, recorded: Pass | None
+    ) -> Iterator[object]:
+        """Hand out `length` batches of a pass over a loader, of which some come again.
+
+        A pass that is `recorded` has none of the steps with kept batches in it.
+        """
+        step = began_ns = 0  # of a block
+        for _ in itertools.count() if length is None else range(length):
+            is_live = len(self.step_ns) % 2 == 0
+            if recorded is not None and step == 0 and not is_live:
+                recorded.pause()
+            if step == self.settling:
+                began_ns = now_on_device()
+                if recorded is not None and is_live:
+                    recorded.is_new = True
+            if is_live:
+                try:
+                    batch = next(live)
+                except StopIteration:
+                    return
+                self.kept.keep(batch)
+                yield copied(batch)
+            else:
+                yield self.kept.again()
+            step += 1
+            if step == self.settling + BLOCK_STEPS:
+                self.step_ns.append((now_on_device() - began_ns) / BLOCK_STEPS)
+                self._compare(recorded)
+                step = 0
+        if recorded is not None:
+            recorded.end("exhausted")
+
+    def _compare(self, recorded: Pass | None) -> None:
+        """Compare live and kept blocks; write what they say into the log of a recorded pass."""
+        live_ns, kept_ns = self.step_ns[::2], self.step_ns[1::2]
+        ratios = [live / kept for live, kept in zip(live_ns, kept_ns, strict=False)]
+        if len(ratios) < LEAST_PAIRS:
+            return
+        self.low, self.factor, self.high = statistics.quantiles(ratios, n=4)
+        live = 1e9 / statistics.median(live_ns)
+        comment = "" if self.low > WITHIN else " The loader does not hold it back."
+        self.text = (
+            f"headroom: with a perfect loader your loop would do {live * self.factor:,.1f} steps/s "
+            f"instead of {live:,.1f}: at most {self.factor:.2f}x ({self.low:.2f}x to "
+            f"{self.high:.2f}x in half of {len(ratios)} pairs of blocks).{comment}"
+        )
+        if recorded is not None:
+            found = {"factor": self.factor, "low": self.low, "high": self.high}
+            recorded.recorder.log.write("headroom", text=self.text, **found)
 
     def __repr__(self) -> str:
-        return f"{self.blocks.found()['text']}\n{CANNOT_SHOW}"
+        return f"{self.text}\n{CANNOT_SHOW}"
 
 
 def headroom(loader: Iterable[object]) -> Headroom:

@@ -2,11 +2,11 @@
 
 `labkit watch -- python train.py` has the iterators of torch's DataLoader hooked when that is
 imported: each loader that the process iterates gets a run in $LABKIT_WATCHING, as `lk.watch` would
-give it. A script that feeds itself without one gets a run whose steps are those of its optimizer.
+give it. An optimizer's steps tell which of the loops trains.
 
 The script gets torch's own iterators, and keeps them as they are. What is told is each call of
 their `__next__`, and each `_reset`, by which persisting workers begin another pass. No frame of
-ours is on the stack while torch's or the script's code runs.
+ours is on the stack while torch's or the script's code runs, unless headroom is asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 import sys
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -27,12 +27,12 @@ from labkit.instruments import loader_hook, stack
 from labkit.instruments.before_calls import Before, Call, held
 from labkit.instruments.loader_knobs import length_of
 from labkit.instruments.messages import say
-from labkit.stamps.events import EventLog, now_ns
-from labkit.stamps.interrupts import OwnErrors, signal_of
-from labkit.watching.headroom import AlternatingPass, Alternation
+from labkit.stamps.events import now_ns
+from labkit.stamps.interrupts import signal_of
+from labkit.watching.headroom import Headroom
 from labkit.watching.passes import Pass
 from labkit.watching.recorder import Recorder
-from labkit.watching.run_folders import is_recorded, new_folder
+from labkit.watching.run_folders import new_folder
 
 if TYPE_CHECKING:
     import torch
@@ -41,37 +41,16 @@ if TYPE_CHECKING:
 SHOWN = os.path.join(stack.HOME, "view", "")  # the modules with `lk.watch`
 HEADROOM = bool(os.environ.get("LABKIT_HEADROOM"))  # now: a script may clear its environment
 MOST_LOADERS = 8  # loaders of a process that are recorded: training, validation, test, ...
-PATIENCE = 3  # steps of the optimizer without a loader, after which they are what is recorded
 
 
 class HookedPass(Pass):
     """A pass whose iterator is torch's: what asks it for a batch is made for each call anew."""
 
-    def __init__(self, recorder: Recorder, loader: DataLoader, blocks: Alternation | None):
-        """`blocks` are those of its headroom, where that is measured."""
-        super().__init__(recorder)
-        self.loader = weakref.ref(loader)
-        self.turns: AlternatingPass | None = None
-        if blocks is not None:  # a loop that only validates is given no batch again
-            length = recorder.length or length_of(loader)
-            self.turns = AlternatingPass(blocks, length, self, lambda: recorder.has_trained)
-
     def next_of(self, iterator: object, plain: Callable) -> Callable[[], object]:
         """Return what asks `iterator` for a batch as its `plain` method does, in C but for us."""
-        answer = self.answer
-        if self.turns is not None:
-            instead = self.turns.take()
-            if instead is not None:
-                return instead.__next__
-            answer = self.answer_to_keep
-        call = Call.of(answer, over=self.over)
+        call = Call.of(self.answer, over=self.over)
         asked = map(self.ask, itertools.repeat(iterator))  # again, where a script keeps the method
         return map(call, map(plain, asked)).__next__
-
-    def answer_to_keep(self, batch: object) -> object:
-        """As `answer`, with a batch of which some may be replayed."""
-        assert self.turns is not None
-        return self.turns.given(self.answer(batch))
 
     def over(self) -> None:
         """The call is over: it gave a batch, the pass is exhausted, or an error goes through."""
@@ -87,14 +66,11 @@ class WatchedScript:
     def __init__(self):
         self.pid = os.getpid()
         self.loops: list[Recorder] = []
-        self.blocks: dict[Recorder, Alternation] = {}  # of those whose headroom is measured
         self.passes: WeakKeyDictionary[object, HookedPass] = WeakKeyDictionary()  # by iterator
+        self.headroom: dict[Recorder, Headroom] = {}
         self.said = False  # that a loop, or a part of it, is not recorded
         self.plain_next: Any = None  # of torch's iterators, which is hooked
         self.ended: Recorder | None = None  # whose pass ended last
-        self.optimizer: int | None = None  # id of the first that made a step without a loader
-        self.steps = 0  # that it made
-        self.without_loader: Pass | None = None  # whose steps are the optimizer's
 
     # -- its loops ---------------------------------------------------------------------------------
 
@@ -112,31 +88,27 @@ class WatchedScript:
             return None  # within `lk.watch`, which records it
         places = ((frame.f_code.co_filename, line) for frame, line in frames)
         place = next((place for place in places if stack.is_users(place[0])), None)
+        dataset = held(loader).get("dataset")
         here = [loop for loop in self.loops if loop.place == place]
-        same = [loop for loop in here if loop.dataset == id(held(loader).get("dataset"))]
+        same = [loop for loop in here if loop.dataset() is dataset]
         if place:
-            same += [loop for loop in here if loop.dataset is None and not loop.going]
-        if not same:
-            return self.begin_loop(loader, place)
-        same[0].feed_from(loader)
-        return same[0]
+            same += [loop for loop in here if loop.dataset() is None and not loop.going]
+        loop = same[0] if same else self.begin_loop(loader, place)
+        if loop is not None:
+            with contextlib.suppress(TypeError):  # a list
+                loop.dataset = weakref.ref(dataset)
+        return loop
 
-    def begin_loop(self, loader: object, place: tuple[str, int] | None) -> Recorder | None:
+    def begin_loop(self, loader: DataLoader, place: tuple[str, int] | None) -> Recorder | None:
         """Begin a run, in a folder whose name begins with the rank; None if that fails."""
         if len(self.loops) >= MOST_LOADERS or self.said:
             return None
-        if place is None and not self.loops and is_recorded(self.pid):
-            return None  # by `lk.watch`
         try:
             folder = new_folder(self.pid)
             if folder is None:
                 return None
             loop = Recorder(folder, loader, place=place)
             self.loops.append(loop)
-            loop.feed_from(loader)
-            if HEADROOM:
-                self.blocks[loop] = Alternation(loader)
-            hook_saving(self.loops[0].log)
             return loop
         except Exception as error:
             if signal_of(error) is not None:
@@ -156,16 +128,31 @@ class WatchedScript:
         """Be told of each iterator of torch's class `kind`, and of each call of it."""
         self.plain_next = kind.__next__
         loader_hook.install()
-        loader_hook.HOOKS.begun.append(self.begin_pass)
+        loader_hook.BEGUN.append(self.begin_pass)
         kind.__next__ = Before(self._next_of, self.plain_next)
         kind._reset = Before(self._reset, kind._reset)
+
+    def hook_loaders(self, kind: Any) -> None:
+        """Have some batches of each loader of torch's class `kind` replayed, for its headroom."""
+        iterate = kind.__iter__
+
+        def replayed(loader: DataLoader) -> Iterator[object]:
+            live = iterate(loader)
+            recorded = self.passes.get(live)
+            if recorded is None:
+                return live
+            room = self.headroom.setdefault(recorded.recorder, Headroom(loader))
+            room.loader = None  # its dataset may be gone before the next one is made
+            return room.alternate(live, length_of(loader), recorded)
+
+        kind.__iter__ = replayed
 
     def begin_pass(self, iterator: object, loader: Any) -> loader_hook.Recording | None:
         """Begin a pass over `loader`; return how its processes record themselves."""
         loop = self.loop_of(loader)
         if loop is None or not loop.has_room():
             return None
-        self.passes[iterator] = HookedPass(loop, loader, self.blocks.get(loop))
+        self.passes[iterator] = HookedPass(loop)
         return loop.next_recording()
 
     def _pass_of(self, iterator: object) -> HookedPass | None:
@@ -180,40 +167,17 @@ class WatchedScript:
         found = self._pass_of(iterator)
         if found is None:
             return
-        loader = found.loader()
         if not found.asked:  # its workers have been started
             found.lead_ns = now_ns() - found.began_ns
-        elif loader is not None:  # its workers persist: the next pass has the same iterator
-            self.begin_pass(iterator, loader)
+        elif found.recorder.has_room():  # they persist: the next pass has the same iterator
+            self.passes[iterator] = HookedPass(found.recorder)
 
     def stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Note that an optimizer has made a step: one of a loop that trains, with its loaders.
-
-        In a script without a DataLoader a step lasts from one of them to the next.
-        """
-        if not self.loops or self.without_loader is not None:
-            self._step_without_loader(optimizer)
-            return
-        going = sorted((loop for loop in self.loops if loop.going), key=lambda loop: loop.began_ns)
-        for loop in going:
-            if loop is going[-1] or (loop.place and loop.place == going[-1].place):
+        """Note that an optimizer has made a step: one of a loop that trains, with its loaders."""
+        going = {loop.began_ns: loop for loop in self.loops if loop.going}
+        for loop in going.values():
+            if loop.place == going[max(going)].place:
                 loop.trained_by(optimizer)
-
-    def _step_without_loader(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = self.optimizer or id(optimizer)
-        if self.optimizer != id(optimizer) or self.pid != os.getpid():
-            return  # of several optimizers the first one counts
-        cuda = sys.modules["torch"].cuda
-        if cuda.is_initialized() and cuda.is_current_stream_capturing():
-            return  # into a CUDA graph: an event that is asked now would break the capture
-        self.steps += 1
-        with OwnErrors():
-            if self.steps == PATIENCE and (loop := self.begin_loop(self, None)):
-                loop.trained_by(optimizer)
-                self.without_loader = Pass(loop)
-            if self.without_loader is not None:
-                self.without_loader.ask()
-                self.without_loader.answer(None)
 
     def close(self) -> None:
         """End the runs, with the error that ended the script, where one did."""
@@ -225,8 +189,6 @@ class WatchedScript:
             self.ended.how = ""  # its pass was not exhausted: the error came out of the loader
         for loop in self.loops:
             with contextlib.suppress(Exception):
-                if loop in self.blocks and loop.has_trained:
-                    self.blocks[loop].write(loop.log)
                 loop.close(error)
             if loop.log.error is not None:
                 self._say_once(loop.log.error)
@@ -240,29 +202,10 @@ def install(module: ModuleType) -> None:
     iterators = getattr(module, "_BaseDataLoaderIter", None)
     if iterators is not None:
         SCRIPT.hook_iterators(iterators)
+        if HEADROOM:
+            SCRIPT.hook_loaders(vars(module)["DataLoader"])
     else:  # torch.compile may trace what is hooked: not this
         untraced = sys.modules["torch"]._disable_dynamo(lambda *given: SCRIPT.stepped(*given))
         module.register_optimizer_step_post_hook(untraced)
     atexit.unregister(SCRIPT.close)
     atexit.register(SCRIPT.close)
-
-
-def hook_saving(log: EventLog) -> None:
-    """Write into `log` from when to when `torch.save` had a file open, unless that goes on.
-
-    `torch.save` stays torch's own function, which others pickle by its name: what is hooked is that
-    the object which holds the file is entered, and what tells of the end is that it is gone.
-    """
-    opener = getattr(sys.modules.get("torch.serialization"), "_opener", None)
-    if opener is None or type(vars(opener)["__enter__"]) is Before:
-        return
-
-    def write(began_ns: int) -> None:
-        with contextlib.suppress(Exception):
-            log.write("saved", began=began_ns, ended=now_ns())
-
-    def begin(entered: object) -> None:
-        if type(entered).__name__.startswith("_open_zipfile_writer"):
-            weakref.finalize(entered, write, now_ns()).atexit = False
-
-    opener.__enter__ = Before(begin, opener.__enter__)

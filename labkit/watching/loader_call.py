@@ -9,15 +9,17 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from types import FrameType, MethodType
+from types import MethodType
 from typing import Any
 
 from labkit.instruments.before_calls import held
 from labkit.instruments.loader_knobs import torch_loader
-from labkit.instruments.stack import is_a, is_users, loop_around, variables
+from labkit.instruments.stack import is_a, is_users, variables
 
 MADE = "_labkit_made"  # of a loader: "file:line" where it was made, while `labkit tune` runs
 SIMPLE = (bool, int, float, str, type(None))
+
+Names = dict[int, str]  # the variables that a user's frame sees, by the ids of what they hold
 
 
 def call_of(loader: object) -> dict[str, object]:
@@ -25,56 +27,50 @@ def call_of(loader: object) -> dict[str, object]:
 
     Returns:
         `loader`: the variable that holds it, None where there is none; `made`: where, if that is
-        known; `dataset_type`: its class; `streams`: whether it is an IterableDataset; `cards`: how
-        many one process trains on; `call`: what the script calls to make a loader, "" where it has
-        no name for torch's DataLoader; `arguments`: {name: code}, defaults left out, the code None
-        where the script has no name for the object. `call` and `arguments` are None where the
-        loader is no DataLoader, or is made inside a framework.
+        known; `dataset_type`: its class; `streams`: whether it is an IterableDataset; `call`: what
+        the script calls to make a loader, "" where it has no name for torch's DataLoader;
+        `arguments`: {name: code}, defaults left out, the code None where the script has no name for
+        the object. `call` and `arguments` are None where the loader is no DataLoader.
     """
-    names = Names(_user_frame(loader))
+    names = _names_around(loader)
     dataset = held(torch_loader(loader)).get("dataset")
-    found = {
-        "loader": names.of(loader),
+    is_torchs = is_a(loader, "torch.utils.data", "DataLoader")
+    call = _class_name(type(loader), names) if is_torchs else None
+    return {
+        "loader": names.get(id(loader)),
         "dataset_type": type(dataset).__name__,
         "streams": is_a(dataset, "torch.utils.data", "IterableDataset"),
         "made": held(loader).get(MADE),
-        "call": None,
-        "arguments": None,
+        "call": call,
+        "arguments": None if call is None else _arguments(loader, names),
     }
-    if (trainer := trainer_frame()) is not None:  # it makes an nn.DataParallel
-        asked = held(variables(trainer).get("self.args"))
-        found["cards"] = max(1, asked.get("n_gpu", asked.get("_n_gpu", 1)))
-    is_framed = not found["loader"] and loop_around(sys._getframe(1))[1]
-    if is_a(loader, "torch.utils.data", "DataLoader") and not is_framed:
-        found["call"] = names.of_class(type(loader))
-        found["arguments"] = None if found["call"] is None else _arguments(loader, names)
-    return found
 
 
-def trainer_frame() -> FrameType | None:
-    """Return the frame of Hugging Face's Trainer that calls us; None without one."""
-    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
-    inside = (each for each in frames if each.f_globals.get("__name__") == "transformers.trainer")
-    return next(inside, None)
+def in_trainer() -> bool:
+    """Return whether Hugging Face's Trainer calls us: its arguments set the loader."""
+    frames = traceback.walk_stack(sys._getframe(1))
+    return any(frame.f_globals.get("__name__") == "transformers.trainer" for frame, _ in frames)
 
 
 def call_with(dataset: object) -> dict[str, object]:
-    """Return, as `call_of` does, a call that makes a shuffling loader of a dataset."""
-    names = Names(_user_frame(dataset))
-    arguments = {"dataset": names.of(dataset)}
+    """Return, as `call_of` does, a call that makes a shuffling loader of a dataset.
+
+    A text has no name in the script: "module:function" stands for what it names.
+    """
+    names = _names_around(dataset)
+    arguments = {"dataset": None if isinstance(dataset, str) else names.get(id(dataset))}
     if not is_a(dataset, "torch.utils.data", "IterableDataset") and not isinstance(dataset, str):
         arguments["shuffle"] = "True"
     data = sys.modules.get("torch.utils.data")
-    return {"call": names.of_class(data.DataLoader) if data else "", "arguments": arguments}
+    return {"call": _class_name(data.DataLoader, names) if data else "", "arguments": arguments}
 
 
 def may_fuse(optimizer: object) -> bool | None:
     """Return whether an optimizer has a fused version that is not in use; None if it is unknown."""
     defaults = held(optimizer).get("defaults")
-    groups = held(optimizer).get("param_groups")
-    if type(defaults) is not dict or type(groups) is not list:
+    if type(defaults) is not dict:
         return None
-    return "fused" in defaults and not any(dict.get(group, "fused") is True for group in groups)
+    return "fused" in defaults and defaults["fused"] is not True
 
 
 def has_compiled() -> bool:
@@ -87,87 +83,59 @@ def _arguments(loader: object, names: Names) -> dict[str, str | None]:
     """Return the arguments of a DataLoader that are not PyTorch's defaults, as code."""
     data: Any = sys.modules["torch.utils.data"]
     kept = held(loader)
-    defaults = {
-        name: each.default for name, each in inspect.signature(data.DataLoader).parameters.items()
-    }
-    given = {name: kept.get(name, default) for name, default in defaults.items()}
-    if given["batch_size"] is not None:
-        del given["batch_sampler"]  # torch's own
-    elif given["batch_sampler"] is not None:
-        del given["batch_size"]
-    given["shuffle"] = _is_shuffle(given) or None
+    parameters = inspect.signature(data.DataLoader).parameters
+    given = {name: kept.get(name, each.default) for name, each in parameters.items()}
+    if given["batch_sampler"] is not None:  # torch's own, where there is a size
+        del given["batch_size" if given["batch_size"] is None else "batch_sampler"]
+    shuffles = {"replacement": False, "_num_samples": None}
+    shuffles |= {"data_source": given["dataset"], "generator": given["generator"]}
     sampler = given["sampler"]
+    if type(sampler) is data.RandomSampler and held(sampler) == shuffles:
+        given["shuffle"] = True
     own = (data.SequentialSampler, data.dataloader._InfiniteConstantSampler)
     if given["shuffle"] or type(sampler) in own:
         del given["sampler"]
     collate = data._utils.collate
-    if any(
-        given["collate_fn"] is each for each in (collate.default_collate, collate.default_convert)
-    ):
+    if id(given["collate_fn"]) in map(id, (collate.default_collate, collate.default_convert)):
         del given["collate_fn"]
     context: Any = kept.get("_DataLoader__multiprocessing_context")
     if is_a(context, "multiprocessing.context", "BaseContext"):
         given["multiprocessing_context"] = context.get_start_method()
-    owner = names.of(loader)
     code: dict[str, str | None] = {}
+    owner = names.get(id(loader))
     for name, value in given.items():
         if type(value) not in SIMPLE:
-            code[name] = names.of(value) or (owner and f"{owner}.{name}")
-        elif value != defaults[name]:
+            code[name] = _name_of(value, names) or (owner and f"{owner}.{name}")
+        elif value != parameters[name].default:
             code[name] = repr(value)
     return code
 
 
-def _is_shuffle(given: dict[str, Any]) -> bool:
-    """Return whether shuffle=True makes the sampler among the arguments of a loader."""
-    sampler = given["sampler"]
-    return (
-        type(sampler) is sys.modules["torch.utils.data"].RandomSampler
-        and sampler.data_source is given["dataset"]
-        and not sampler.replacement
-        and sampler._num_samples is None
-        and sampler.generator is given["generator"]
-    )
+def _name_of(part: object, names: Names) -> str | None:
+    """Return the name of an object, of a method as `name.method`; None where it has none."""
+    if type(part) is MethodType:
+        owner = names.get(id(part.__self__))
+        return owner and f"{owner}.{part.__name__}"
+    return names.get(id(part))
 
 
-class Names:
-    """The variables that a user's frame sees, by the objects that they hold."""
-
-    def __init__(self, frame: FrameType | None):
-        named = _named(frame) if frame is not None else {}
-        # Of several names the first: `model`, and not a later `raw_model = model`
-        self.by_id = {id(value): name for name, value in reversed(named.items())}
-
-    def of(self, part: object) -> str | None:
-        """Return the name of an object, of a method as `name.method`; None where it has none.
-
-        A text has none: "module:function" stands for what it names.
-        """
-        if type(part) is str:
-            return None
-        if type(part) is MethodType:
-            owner = self.of(part.__self__)
-            return owner and f"{owner}.{part.__name__}"
-        return self.by_id.get(id(part))
-
-    def of_class(self, kind: type) -> str | None:
-        """Return what the script calls a class of DataLoaders: "" for torch's without a name."""
-        is_torchs = kind is sys.modules["torch.utils.data"].DataLoader
-        return self.of(kind) or ("" if is_torchs else None)
+def _class_name(kind: type, names: Names) -> str | None:
+    """Return what the script calls a class of DataLoaders: "" for torch's without a name."""
+    is_torchs = kind is sys.modules["torch.utils.data"].DataLoader
+    return names.get(id(kind)) or ("" if is_torchs else None)
 
 
-def _named(frame: FrameType) -> dict[str, object]:
-    """Return the variables that code in a frame can name, its own first, and what `self` holds."""
-    found = variables(frame)
-    found |= {name: value for name, value in frame.f_globals.items() if name not in found}
-    return {name: value for name, value in found.items() if not name.startswith("_")}
+def _names_around(part: object) -> Names:
+    """Return the names in the outermost frame of the user's that names `part`, else the innermost.
 
-
-def _user_frame(part: object) -> FrameType | None:
-    """Return the outermost frame of the user's code that names `part`, else the innermost."""
-    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(2))]
-    users = [frame for frame in frames if is_users(frame.f_code.co_filename)]
-    for frame in reversed(users):
-        if any(value is part for value in _named(frame).values()):
-            return frame
-    return users[0] if users else None
+    Of several names of an object the first: `model`, and not a later `raw_model = model`.
+    """
+    nearest: Names = {}
+    naming: Names = {}
+    for frame, _ in traceback.walk_stack(sys._getframe(2)):
+        if is_users(frame.f_code.co_filename):
+            named = frame.f_globals | variables(frame)
+            names = {id(named[each]): each for each in reversed(named) if not each.startswith("_")}
+            nearest = nearest or names
+            naming = names if id(part) in names else naming
+    return naming or nearest

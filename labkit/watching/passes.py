@@ -37,8 +37,7 @@ class Pass:
         self.recorder = recorder
         self.steps = recorder.steps
         self.beat = beat
-        self.handed = 0  # batches, whether they are recorded or not
-        self.is_new = True  # until its first batch is here, or the first after an error
+        self.is_new = True  # until its first batch is here, or the first after an error or a pause
         self.waits = False  # for a batch
         self.asked = 0  # when the loop asked for the last one
         self.beat_at = 0
@@ -66,7 +65,6 @@ class Pass:
     def answer(self, batch: object) -> object:
         """The loop has a batch, which is returned: the body of a step begins."""
         self.waits = False
-        self.handed += 1
         ready = now_ns()
         if self.number != self.recorder.going and not self.is_new:
             return batch
@@ -84,10 +82,10 @@ class Pass:
         """Learn what a batch is; set the clock back to before iter(loader)."""
         self.is_new = False
         recorder = self.recorder
-        if (
-            self.number != recorder.going and recorder.has_room()
-        ):  # it failed: the loop skips what it cannot read
-            self.number = recorder.begin_pass(self.asked)
+        if self.number != recorder.going and recorder.has_room():
+            # It was paused; or it failed, and the loop skips what it cannot read
+            begin = recorder.resume if recorder.began_ns else recorder.begin_pass
+            self.number = begin(self.asked)
         self.steps.asked = self.asked - self.lead_ns
         self.lead_ns = 0
         recorder.batches.learn(batch)
@@ -104,18 +102,11 @@ class Pass:
         return now_ns()  # what this took is neither waiting nor body
 
     def pause(self) -> None:
-        """End the step that goes on, and record nothing until `resume`."""
+        """End the step that goes on, and record nothing until the pass `is_new` again."""
         if self.number == self.recorder.going:
             if self.steps.ready:
                 self.steps.end(now_ns())
             self.recorder.drop_pass()
-
-    def resume(self) -> None:
-        """Record again: the time since `pause` is no part of the run."""
-        recorder = self.recorder
-        if not recorder.going and self.number == recorder.begun:
-            recorder.hand_over()
-            self.number = recorder.begin_pass(now_ns(), is_new=False)
 
     def end(self, how: str, error: BaseException | None = None) -> None:
         """End the pass; `error` is that of one which "failed"."""
@@ -123,8 +114,6 @@ class Pass:
         if recorder.began_ns and self.number == recorder.begun and recorder.pid == os.getpid():
             with OwnErrors():
                 recorder.end_pass(how, error)
-                if how == "exhausted":
-                    recorder.length = self.handed
                 self.is_new = True  # it may have failed, and be asked again
                 if self.beat is not None:
                     self.beat(None)
@@ -134,7 +123,7 @@ class Pass:
         if signal_of(error) is not None:
             raise error
         self.recorder.drop_pass()
-        self.number = 0
+        self.number = -1
         self.is_new = False
         say(f"recording stopped: {type(error).__name__}: {error}")
 

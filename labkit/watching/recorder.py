@@ -11,26 +11,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from labkit.instruments import loader_knobs, record_head
-from labkit.instruments.batch_contents import BatchFacts, dtype_of_most, unseen
+from labkit.instruments.batch_contents import BatchFacts, dtype_of, largest_of, unseen
 from labkit.instruments.before_calls import held
 from labkit.instruments.growth import Growth
 from labkit.instruments.hangs import PROGRESS, HangWatch
 from labkit.instruments.loader_hook import Recording, in_workers
-from labkit.instruments.loader_work import STARTS, LoaderWork
+from labkit.instruments.loader_work import LoaderWork
 from labkit.instruments.sampler import FLAG, Sampler
 from labkit.instruments.telemetry_process import TELEMETRY_AFTER_NS, telemetry_beside
-from labkit.process.thinning import Thinning
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.interrupts import OwnErrors
 from labkit.watching import run_folders
-from labkit.watching.device_in_use import device_of, machine_and_clock
-from labkit.watching.loader_call import call_of, has_compiled, may_fuse, trainer_frame
+from labkit.watching.device_in_use import machine_and_clock
+from labkit.watching.loader_call import call_of, has_compiled, in_trainer, may_fuse
 from labkit.watching.loop_steps import LoopSteps
 
 if TYPE_CHECKING:
@@ -52,10 +51,10 @@ class Recorder:
         self,
         folder: Path,
         loader: object,
-        model: object = None,
+        model: Any = None,
         place: tuple[str, int] | None = None,
     ):
-        """`model`, where it is known, is what the loop trains.
+        """`model`, where it is known, is the torch.nn.Module that the loop trains.
 
         `place` is the file and line of the loop.
         """
@@ -64,13 +63,13 @@ class Recorder:
         self.log = EventLog(folder)
         self.knobs = loader_knobs.knobs_of(loader)
         self.place = place
-        self.dataset: int | None = None  # its id; None once it is gone, as another may get that
-        self.model: Any = model  # the torch.nn.Module that it trains, where one was given
+        self.dataset: Callable[[], object] = type(None)  # returns that of its last loader, or None
+        self.model = model
         self.optimizer: torch.optim.Optimizer | None = None  # of its first step, until `_begin`
         self._write_head(loader)
         self.batches = BatchFacts(self.knobs.get("batch_size"))
         self.steps = LoopSteps(self.folder, self.log)
-        self.kind = ""  # what the loop's body runs on, "cpu" or "gpu", once the first body has
+        self.has_begun = False  # whether it is known what the loop's body runs on
         self.closed = False
         # Its passes
         self.length: int | None = None  # batches of one, once one is over
@@ -80,19 +79,19 @@ class Recorder:
         self.first_step = 0
         self.began_ns = 0  # until it is written
         self.trains = False  # whether an optimizer has made a step within it
-        self.has_trained = False  # whether one has in any
         self.how = ""  # how the last one ended: "exhausted", "left early" or "failed"
         # What else is looked at
         self.sampler = Sampler(folder)
         self.growth = Growth()
         self.while_there = self.folder / FLAG
         self.while_there.touch()
-        self.work: LoaderWork | None = None  # of this process, where the loader has no workers
-        if self.knobs.get("num_workers") == 0:
-            self.work = LoaderWork(self.log, -1, self.while_there)
-        self.starts = Thinning(STARTS)  # of the loader's workers: those that record themselves
+        is_main = self.knobs.get("num_workers") == 0  # what prepares the batches is this process
+        self.work = LoaderWork(self.log, -1, self.while_there) if is_main else None
+        self.starts = 0  # of the loader's workers
         self.ends = contextlib.ExitStack()  # what ends with the run
-        if str(self.folder.parent) != run_folders.of_script:  # else `labkit watch` looks for them
+        # `labkit watch` looks for hangs and samples the instruments from its own process
+        self.is_alone = str(self.folder.parent) != run_folders.of_script
+        if self.is_alone:
             self.ends.enter_context(HangWatch(lambda: [self.folder]))
         self.telemetry: Path | None = None  # a file that it goes on with
         self.telemetry_due = now_ns() + TELEMETRY_AFTER_NS
@@ -104,7 +103,7 @@ class Recorder:
             code = call_of(loader)
         watched = {
             "loader": type(loader).__name__,
-            "trainer": trainer_frame() is not None,  # so that its arguments set the loader
+            "trainer": in_trainer(),
             "code": code,
             "place": self.place and list(self.place),
         }
@@ -125,23 +124,26 @@ class Recorder:
 
     # -- the loop's passes -------------------------------------------------------------------------
 
-    def begin_pass(self, began_ns: int, is_new: bool = True) -> int:
-        """Begin a pass, or go on with one that was paused; return what `going` is meanwhile.
+    def begin_pass(self, began_ns: int) -> int:
+        """Begin a pass; return what `going` is meanwhile.
 
         An older pass ends here, though its iterator may not be dropped yet.
         """
-        if is_new:
-            if self.going:
-                self.hand_over()
-            self._write_pass(began_ns)
-            self.epoch += 1
-            self.began_ns = began_ns
+        if self.going:
+            self.hand_over()
+        self._write_pass(began_ns)
+        self.epoch += 1
+        self.began_ns = began_ns
+        self.first_step = self.steps.next
+        return self.resume(began_ns)
+
+    def resume(self, now: int) -> int:
+        """Record the pass that was begun from now on; return what `going` is meanwhile."""
         self.begun += 1
         self.going = self.begun
         self.how = ""
         self.steps.idle()
-        self.first_step = self.steps.next
-        self.log.write("epoch", n=self.epoch, step=self.steps.next, began=began_ns)
+        self.log.write("epoch", n=self.epoch, step=self.steps.next, began=now)
         self.sampler.start()
         return self.going
 
@@ -157,13 +159,14 @@ class Recorder:
         """End the pass that goes on, and write how; `error` is that of one which "failed"."""
         with OwnErrors():  # a device that was lost
             self.hand_over()
+        if how == "exhausted":
+            self.length = self.steps.next - self.first_step
+            self.log.write("done")
         self.drop_pass()
         self.how = how
         self.sampler.in_use = False
         self._write_pass(now_ns())
-        if how == "exhausted":
-            self.log.write("done")
-        self._write_end(how, error)
+        self._write_end(error)
 
     def drop_pass(self) -> None:
         """Record no more of the pass that goes on."""
@@ -178,46 +181,36 @@ class Recorder:
         self.began_ns = 0
         self.trains = False
 
-    def _write_end(self, how: str, error: BaseException | None) -> None:
+    def _write_end(self, error: BaseException | None) -> None:
         """Write how the loop ended; an interrupt is a stop, not a failure."""
+        stop = None if error is not None or self.how == "exhausted" else self.how
         if isinstance(error, KeyboardInterrupt):
-            self.log.write("end", stop="interrupted", code=None)
+            stop = "interrupted"
         elif error is not None:
             self.log.write("error", kind=type(error).__name__, message=str(error)[:2_000])
-            self.log.write("end", stop=None, code=1)
-        else:
-            stop = None if how == "exhausted" else how
-            self.log.write("end", stop=stop, code=None if stop else 0)
+        self.log.write("end", stop=stop, code=None if stop else int(error is not None))
 
     # -- what the loop trains ----------------------------------------------------------------------
 
-    def feed_from(self, loader: object) -> None:
-        """Note whose items it has now."""
-        dataset = held(loader).get("dataset", loader)
-        if self.dataset != id(dataset):
-            self.dataset = id(dataset)
-            with contextlib.suppress(TypeError):  # a list
-                weakref.finalize(dataset, setattr, self, "dataset", None)
-
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step."""
-        if not self.has_trained:
-            self.has_trained = True
+        if not self.trains:
+            self.trains = True
             self.log.write("trains")  # `labkit tune` waits for it
-        self.trains = True
-        if not self.kind:
+        if not self.has_begun:
             self.optimizer = self.optimizer or optimizer
 
     def hand_over(self, now: int = 0) -> None:
         """Write the steps that have gathered."""
-        if self.steps.next and not self.kind:
+        if self.steps.next and not self.has_begun:
             with unseen():
                 self._begin()
         self.steps.write(now)
 
     def _begin(self) -> None:
         """Say what this is: known only when the first body has run, and used the device."""
-        device = weights_dtype = fuses = None
+        weights: list[Any] = []
+        fuses = dtype = None
         with OwnErrors():
             if self.model is not None:
                 weights = list(self.model.parameters())
@@ -225,17 +218,16 @@ class Recorder:
                 groups = held(self.optimizer).get("param_groups", ())
                 weights = [each for group in groups for each in group["params"]]
             fuses = may_fuse(self.optimizer)
-            device = device_of(weights)
-            weights_dtype = dtype_of_most(weights)
+            dtype = dtype_of(largest_of(weights))
         self.optimizer = None  # it is the script's
-        machine, self.steps.clock = machine_and_clock(self.steps.ring.add, device)
-        self.kind = machine["kind"]
+        machine, self.steps.clock = machine_and_clock(self.steps.ring.add, weights)
+        self.has_begun = True
         self.log.write("machine", **machine)
         self.log.write(
             "job",
             pipeline=self.knobs,
             not_applied={},
-            weights_dtype=weights_dtype,
+            weights_dtype=dtype,
             batch_dtype=self.batches.dtype,
             unit=self.batches.unit,
             batch_on_gpu=self.batches.on_gpu,
@@ -250,8 +242,8 @@ class Recorder:
         """Return how the processes that begin now to prepare batches record, if they can."""
         if run_folders.of_script is not None and not run_folders.reach_children():
             return None  # a worker that is spawned would not find us
-        start = self.starts.met if self.starts.keeps() else None
-        return Recording(self.folder, self.work, self.while_there, start)
+        self.starts += 1
+        return Recording(self.folder, self.work, self.while_there, self.starts)
 
     def recorded(self, loader: object) -> contextlib.AbstractContextManager[None]:
         """Let the processes that prepare the batches, begun within the block, record themselves."""
@@ -268,11 +260,8 @@ class Recorder:
             self.start_telemetry()
 
     def start_telemetry(self) -> None:
-        """Sample the instruments beside the loop, unless that is done already.
-
-        `labkit watch` does so from its own process.
-        """
-        if self.telemetry is None and str(self.folder.parent) != run_folders.of_script:
+        """Sample the instruments beside the loop, unless that is done already."""
+        if self.telemetry is None and self.is_alone:
             self.telemetry = telemetry_beside(self.folder)
 
     # -- the end -----------------------------------------------------------------------------------
@@ -298,7 +287,7 @@ class Recorder:
         if self.began_ns:  # somebody still holds the iterator
             self.end_pass("left early")
         if error is not None and self.how != "exhausted":
-            self._write_end("failed", error)
+            self._write_end(error)
         self.ends.close()
         self.sampler.stop()
         self.flush()

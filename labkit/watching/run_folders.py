@@ -30,11 +30,6 @@ def new_folder(pid: int) -> Path | None:
     return folder
 
 
-def is_recorded(pid: int) -> bool:
-    """Whether a loop of this process has a run there."""
-    return of_script is not None and any(Path(of_script).glob(f"*-{pid}-*"))
-
-
 def reach_children() -> bool:
     """Whether a Python that this process starts would find what records it, by its environment."""
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)

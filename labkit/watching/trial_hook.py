@@ -39,40 +39,34 @@ class Order(TypedDict):
 def install(module: ModuleType, order: str) -> None:
     """Hook torch's module of loaders, when it has just been loaded, as an `Order` in JSON asks."""
     if hasattr(module, "DataLoader"):
-        ChangedLoaders(json.loads(order)).hook(module.DataLoader)
+        hook(vars(module)["DataLoader"], json.loads(order))
 
 
-class ChangedLoaders:
-    """The loaders of this process: each knows where it was made, and one may be changed."""
+def hook(kind: Any, order: Order) -> None:
+    """Hook how a loader is made, which then knows where, and how a pass over it begins."""
+    make, iterate = kind.__init__, kind.__iter__
+    signature = inspect.signature(make)
+    kept = Kept()
 
-    def __init__(self, order: Order):
-        self.order = order
-        self.kept = Kept()
+    @functools.wraps(make)
+    def made(loader: Any, /, *args: Any, **kwargs: Any) -> None:
+        site = site_of(sys._getframe(1), loader)
+        if site == order["site"]:
+            with OwnErrors():
+                bound = signature.bind(loader, *args, **kwargs)
+                args, kwargs = with_changes(bound, order["changes"])
+        make(loader, *args, **kwargs)
+        setattr(loader, MADE, site)
 
-    def hook(self, kind: Any) -> None:
-        """Hook how a loader is made, and how a pass over it begins."""
-        make, iterate = kind.__init__, kind.__iter__
-        signature = inspect.signature(make)
+    @functools.wraps(iterate)
+    def iterated(loader: Any) -> Iterator[object]:
+        batches = iterate(loader)
+        if order["ready"] and held(loader).get(MADE) == order["site"]:
+            again = replayed(kept, batches._next_data, length_of(loader))
+            batches._next_data = again.__next__
+        return batches
 
-        @functools.wraps(make)
-        def made(loader: Any, /, *args: Any, **kwargs: Any) -> None:
-            site = site_of(sys._getframe(1), loader)
-            if site == self.order["site"]:
-                with OwnErrors():
-                    bound = signature.bind(loader, *args, **kwargs)
-                    args, kwargs = with_changes(bound, self.order["changes"])
-            make(loader, *args, **kwargs)
-            setattr(loader, MADE, site)
-
-        @functools.wraps(iterate)
-        def iterated(loader: Any) -> Iterator[object]:
-            batches = iterate(loader)
-            if self.order["ready"] and held(loader).get(MADE) == self.order["site"]:
-                again = replayed(self.kept, batches._next_data, length_of(loader))
-                batches._next_data = again.__next__
-            return batches
-
-        kind.__init__, kind.__iter__ = made, iterated
+    kind.__init__, kind.__iter__ = made, iterated
 
 
 def site_of(frame: FrameType | None, loader: object) -> str:

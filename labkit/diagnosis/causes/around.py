@@ -18,15 +18,10 @@ REMEDIES = {  # by the part of a script's time; with underscores these are the c
         "DataLoader.",
         "lines",
     ),
-    wall_shares.SAVING: Remedy(
-        "save_less",
-        "Save checkpoints less often, or in a thread of its own from a copy on the CPU.",
-        "lines",
-    ),
     wall_shares.BETWEEN: Remedy(
         "less_between",
-        "Make that line cheaper, or run it less often: metrics, plots, a loader that is built "
-        "anew.",
+        'Look at the lines whose phase is "between", and run them less often: checkpoints, '
+        "metrics, plots, a loader that is built anew.",
         "lines",
     ),
 }
@@ -34,10 +29,10 @@ REMEDIES = {  # by the part of a script's time; with underscores these are the c
 
 @cause("periodic", *BESIDE_TRAINING)
 def beside_training(evidence: Evidence) -> Finding | None:
-    """A script spends much of its time on validation, checkpoints, or between its epochs.
+    """A script spends much of its time on validation, or between its epochs.
 
-    Cause "validation", "checkpoints" or "between_epochs", the largest, where it takes BESIDE of the
-    time from the first batch to the last or more. It costs all of that.
+    Cause "validation" or "between_epochs", the larger, where it takes BESIDE of the time from the
+    first batch to the last or more. It costs all of that.
     """
     whole = evidence.whole
     if whole.running <= 0:
@@ -46,11 +41,9 @@ def beside_training(evidence: Evidence) -> Finding | None:
     share = whole.share(part) / whole.running
     if share < limits.BESIDE:
         return None
-    costliest = whole.costliest(part)
-    call = f": `{costliest.call}`" if costliest.call else ""
-    where = f"{call} ({costliest.place})" if costliest.place else ""
+    where = f" ({whole.place(part)})" if whole.place(part) else ""
     seen = f"of the time after the start is {part}{where}"
-    more = {"by": "passes and checkpoints", "at_most": gain_without(share)}
+    more = {"by": "passes", "at_most": gain_without(share)}
     return loss("host", part.replace(" ", "_"), share, seen, REMEDIES[part], **more)
 
 

@@ -124,7 +124,7 @@ def longer_and_longer(evidence: Evidence) -> Finding | None:
     where neither memory nor a variable was seen to grow, and no other program DISTURBS the loop.
     Batches that grow as much explain it. It costs what the later steps take beyond the first.
     """
-    drift = evidence.loop.drift
+    drift, lines = evidence.loop.drift, evidence.loop.lines
     if drift is None:
         return None
     grown = asked(kept, evidence)
@@ -136,8 +136,8 @@ def longer_and_longer(evidence: Evidence) -> Finding | None:
         grown = Finding("host", "drift", remedies=(KEEP_LESS,))
     before = "the last steps take"
     seen = Measured("as long as the first", drift.growth, "times", evidence.source, before=before)
-    lines = grown.lines + drift.lines
-    return replace(grown, lost_share=drift.share, measured=(seen, *grown.measured), lines=lines)
+    measured, rows = (seen, *grown.measured), grown.lines + lines.rows(lines.mask("body"))[:3]
+    return replace(grown, lost_share=drift.share, measured=measured, lines=rows)
 
 
 @cause("growth", when=WARNING)

@@ -43,13 +43,11 @@ def larger_kernels(evidence: Evidence) -> tuple[Remedy, ...]:
     """Return what makes kernels fewer and larger: a compiled model, a fused optimizer.
 
     A graph's next replay overwrites the gradients that accumulation has to keep: PyTorch raises
-    (pytorch/pytorch#169545). In a process with several cards a model is nn.DataParallel's:
-    torch.compile does not reach its threads (pytorch/pytorch#94636), and a Trainer does not call
-    it.
+    (pytorch/pytorch#169545).
     """
     code, knobs = evidence.code, evidence.knobs
     found = []
-    is_compiled = knobs.get("compile") or code.is_compiled or code.cards > 1
+    is_compiled = knobs.get("compile") or code.is_compiled
     if evidence.compiles and not is_compiled:
         has_graphs = evidence.kind == "gpu" and knobs.get("accumulation_steps") == 1
         compiled = Remedy(

@@ -124,7 +124,7 @@ def epoch_start(evidence: Evidence) -> Finding | None:
     epochs = evidence.epochs
     half = max(evidence.wait_share / 2, 1e-9)
     if evidence.has_workers and epochs.starts >= half:
-        seen = f"of the time is the start of later epochs, each {epochs.starts_ms:.1f} ms"
+        seen = "of the time is the start of later epochs"
         measured = (Measured(seen, epochs.starts),)
         remedies = (KEEP_WORKERS, *settings(evidence))
         return Finding("input", "workers_restart", 0.0, measured, remedies)
@@ -234,14 +234,14 @@ explains("slow-storage", "storage_latency")
 def state_of_workers(evidence: Evidence) -> Finding | None:
     """What the workers do all the time, where the waiting does not come in stalls.
 
-    Cause "cores": there are as many as cores, these are full, and each computes for MOSTLY_WAITS of
-    its time or more. Else "too_few_workers": each computes for COMPUTES of it. "storage_latency":
-    for less than MOSTLY_WAITS; then they wait for storage or a network, each for itself.
+    Cause "cores": there are as many as cores, and these are full. Else "too_few_workers": each
+    computes for COMPUTES of its time. "storage_latency": for less than MOSTLY_WAITS; then they wait
+    for storage or a network, each for itself.
     """
     workers = evidence.workers
     cores = evidence.use.cores or math.inf
-    computing = workers.computing_share
-    if workers.workers >= cores and cores_full(evidence) and computing >= limits.MOSTLY_WAITS:
+    computing = workers.cpu_share
+    if workers.workers >= cores and cores_full(evidence):
         name = "cores"
     elif evidence.stalls or limits.MOSTLY_WAITS <= computing < limits.COMPUTES:
         return None
