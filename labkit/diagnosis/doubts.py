@@ -15,7 +15,7 @@ from labkit.diagnosis.findings import (
 from labkit.results.run_data import RunData
 from labkit.results.watched_pipeline import BODY_NOTE
 from labkit.spec import GRAPH_MODES
-from labkit.text import counted, listed
+from labkit.text import counted
 
 explains(
     "no-verdict",
@@ -150,12 +150,12 @@ def caveats(evidence: Evidence, run: RunData, seconds: float) -> dict[str, float
     if crowded > limits.DISTURBS:
         taken = f"had the model's core for {crowded:.0%} of the time"
         if use.others_share > limits.DISTURBS:
-            named = f": {listed(run.beside)}" if run.beside else ""
+            named = f": {', '.join(run.beside)}" if run.beside else ""
             taken = f"used {use.others:.1f} of {use.cores} cores meanwhile{named}"
         said[f"Other programs {taken}."] = max(1 - crowded, 0.0)
     if run.on_the_card:
         share = evidence.card.known("others_share")
-        named = f"Other programs were on the same GPU: {listed(run.on_the_card)}."
+        named = f"Other programs were on the same GPU: {', '.join(run.on_the_card)}."
         said[named] = limits.UNSEEN if share is None else 1 - share
     if spare := evidence.known("spare_card"):
         said[f"The model is on the CPU, and does not use the {spare}."] = 1.0

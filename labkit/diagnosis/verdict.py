@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from labkit.diagnosis.findings import BESIDE_TRAINING, BOTTLENECKS, Finding, in_words
+from labkit.knobs import as_typed
 from labkit.results.result import Result, Table, copy_buttons
-from labkit.text import but_call
 
 SHOWN = 4  # findings of the details
 WITHOUT = {  # what is said where evidence of this name is missing
@@ -114,7 +114,7 @@ class Diagnosis(Result):
         first = shown[0]
         copies = {"PyTorch": first.code} if first.code else {}
         if self.of_pipeline and first.remedies and first.remedies[0].changes:
-            copies["labkit"] = but_call(first.remedies[0].changes)
+            copies["labkit"] = f"pipeline.but({as_typed(first.remedies[0].changes)})"
         return Table(
             [(each.title, each.lost, each.evidence, each.advice) for each in shown],
             head=("finding", "time lost", "evidence", "what to change"),

@@ -16,7 +16,7 @@ from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.spec import Pipeline
 from labkit.stamps.record import Event
 from labkit.stamps.step_classes import StepClock
-from labkit.stamps.steps import ALL, HOST, MOMENTS, STAMPS
+from labkit.stamps.steps import ALL, HOST, MOMENTS
 
 MOST_NAMED = 3  # of the programs that ran beside it
 
@@ -209,10 +209,6 @@ class RunLog(LogData):
         When it asked for data, had it, had issued the copy, and had issued the compute.
         """
         return self._steps.table(HOST, slice(self.steps))
-
-    def stamps_ns(self, rows: slice) -> np.ndarray:
-        """Return the `stamps` (n, 6) of some steps on the machine's own clock, ns."""
-        return self._steps.table(STAMPS, rows)
 
     def seconds(self, at_ns: ArrayLike) -> np.ndarray:
         """Return moments of this run's clock (ns) in s; NaN between passes over a watched loader.
