@@ -16,7 +16,6 @@ from labkit.results.readings import readings_of
 from labkit.results.run_log import RunLog
 from labkit.results.workers import LoaderWorkers
 from labkit.stamps.step_classes import split_steps, unevenness
-from labkit.stamps.steps import STAMPS
 from labkit.text import noise, percent
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class RunData(RunLog):
     @cached_property
     def warm_s(self) -> float:
         """When the warm-up's last step was over, s; of a run with a step."""
-        return float(self.stretch(self.warmup - 1, self.warmup)[0, STAMPS.index("busy_end")])
+        return self.end_s(self.warmup - 1)
 
     @cached_property
     def _wall_s(self) -> float | None:

@@ -26,6 +26,19 @@ def series(name: str) -> Any:
     return property(lambda log: log.all(name))
 
 
+def _programs(event: str) -> Any:
+    """Return a property of a log: the other programs that such events name, busiest first."""
+
+    def programs(log: RunLog) -> list[str]:
+        cores = Counter()
+        for found in log.all(event):
+            for process in found["processes"]:
+                cores[f"{process['name']} (pid {process['pid']})"] += process.get("cores") or 0
+        return [name for name, _ in cores.most_common(MOST_NAMED)]
+
+    return property(programs)
+
+
 class RunLog(LogData):
     """The log of one run at a moment. Its statistics are those of `RunData`."""
 
@@ -149,23 +162,11 @@ class RunLog(LogData):
     # What a few profiled steps were made of
     xray_facts: Event | None = fact("xray")
 
-    def _programs(self, event: str) -> list[str]:
-        """Return the other programs that such events name, as "python (pid 123)"; busiest first."""
-        cores = Counter()
-        for found in self.all(event):
-            for process in found["processes"]:
-                cores[f"{process['name']} (pid {process['pid']})"] += process.get("cores") or 0
-        return [name for name, _ in cores.most_common(MOST_NAMED)]
+    # The other programs that used most of the cores meanwhile, as "python (pid 123)"
+    beside: list[str] = _programs("beside")
 
-    @property
-    def beside(self) -> list[str]:
-        """The other programs that used most of the cores meanwhile, as "python (pid 123)"."""
-        return self._programs("beside")
-
-    @property
-    def on_the_card(self) -> list[str]:
-        """The other processes that were on the same GPU meanwhile, as "python (pid 123)"."""
-        return self._programs("on_the_card")
+    # The other processes that were on the same GPU meanwhile
+    on_the_card: list[str] = _programs("on_the_card")
 
     # One clock: seconds since the first batch was asked for
 
@@ -198,9 +199,11 @@ class RunLog(LogData):
     @property
     def length_s(self) -> float:
         """When the last step was over, s."""
-        if not self.steps:
-            return 0.0
-        return float(self._step_clock.moments("busy_end", self.steps - 1)[0])
+        return self.end_s(self.steps - 1) if self.steps else 0.0
+
+    def end_s(self, number: int) -> float:
+        """Return when a step was over, s."""
+        return float(self._step_clock.moments("busy_end", number)[0])
 
     @property
     def host_ns(self) -> np.ndarray:
