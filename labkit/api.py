@@ -10,16 +10,15 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from labkit.instruments.record_head import spec_event
-from labkit.orders import Order
 from labkit.process import folders, launcher
 from labkit.process.leftovers import recover_loop
 from labkit.results.comparison import ComparedRuns
 from labkit.results.failures import with_remedy
 from labkit.results.hardware import check_device
-from labkit.results.log_reader import LiveResult, Process
+from labkit.results.log_reader import LiveResult
 from labkit.results.measurements import MeasurementsData
 from labkit.results.payload import Source
 from labkit.results.ranks import RanksData
@@ -37,14 +36,6 @@ if TYPE_CHECKING:
     from labkit.diagnosis.verdict import Diagnosis
     from labkit.traces.public import PublicTrace
     from labkit.traces.read import Breakdown, RankTraces
-
-
-class Launched(Protocol):
-    """A spec of something that can be run: a Pipeline, a Grid, Distributed ranks."""
-
-    def to_spec(self) -> Order:
-        """Return what the log's first event says of it."""
-        ...
 
 
 class Run(LiveResult[RunData], RunData):
@@ -162,7 +153,7 @@ class Measurements(LiveResult[MeasurementsData], MeasurementsData):
 
     KIND = MeasurementsData
 
-    def __init__(self, path: Path, process: Process | None = None, recorded: bool = False):
+    def __init__(self, path: Path, process: Any = None, recorded: bool = False):
         """Follow a log, as every live result does."""
         super().__init__(path, process, recorded)
         self._added: list[Measurements] = []
@@ -285,7 +276,7 @@ def diagnose(
 
 
 def launch(
-    spec: Launched,
+    spec: Any,
     *,
     fault: str | None = None,
     after: list[str] | None = None,
@@ -294,7 +285,7 @@ def launch(
     """Start what a spec describes apart from the kernel; return its Run, Measurements or Ranks.
 
     Args:
-        spec: A Pipeline, a Grid, Distributed ranks.
+        spec: A Pipeline, a Grid, Distributed ranks; its `to_spec()` is in the log's first event.
         fault: Planted in the bench (`labkit.bench.planted_fault`).
         after: A command that the supervisor starts when the run is over.
         source: The user's own dataset, or function, that the bench is to use.
