@@ -13,12 +13,13 @@ from labkit.instruments.growth import Grown
 from labkit.quotas import GIB
 from labkit.results.log_data import LogData, fact
 from labkit.results.watched_pipeline import Watched, pipeline_of
-from labkit.spec import Pipeline
+from labkit.spec import PX, STEPS, Pipeline
 from labkit.stamps.record import Event
 from labkit.stamps.step_classes import StepClock
 from labkit.stamps.steps import ALL, HOST, MOMENTS
 
 MOST_NAMED = 3  # of the programs that ran beside it
+CPU_VALUES = {"image_px": PX, "steps": STEPS}  # in older logs of a CPU, for what was automatic
 
 
 def series(name: str) -> Any:
@@ -47,7 +48,11 @@ class RunLog(LogData):
     @cached_property
     def asked(self) -> Pipeline | Watched:
         """The pipeline that was asked for; of a watched loop, what is known of it."""
-        return self._pipeline(self.fact_of("spec", "pipeline", default={}))
+        knobs = self.fact_of("spec", "pipeline", default={})
+        if self.machine.kind == "cpu":
+            automatic = {name for name, value in CPU_VALUES.items() if knobs.get(name) == value}
+            knobs = knobs | dict.fromkeys(automatic)
+        return self._pipeline(knobs)
 
     @cached_property
     def pipeline(self) -> Pipeline | Watched:

@@ -125,7 +125,7 @@ def wait_for_rows(measured: Measurements, shown: Display | FunctionPanel) -> Mea
 def row_line(running: Measurements) -> str:
     """Say which row is being measured."""
     points = running.points
-    done = running.stage.get("done", len(points))
+    done = running.fact_of("stage", "done", default=len(points))
     if done >= len(points):
         return stage_line(running)
     return f"{running.name}({as_typed(points[done])}), {done + 1} of {len(points)}"

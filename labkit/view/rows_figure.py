@@ -138,10 +138,10 @@ def _is_number(column: pandas.Series) -> bool:
 def notes_of(drawn: pandas.DataFrame, y: str) -> list[str]:
     """Return what stands below the axes: where it was measured, and what has no number, and why."""
     notes = [*drawn.loc[~drawn["is_beside"], "origin"].unique()]
-    gaps = drawn[drawn["y"].isna()]
+    gaps = drawn.loc[drawn["y"].isna()]
     if len(gaps):
-        rows = gaps["label"] + " " + gaps["x"].astype(str) + " " + gaps["error"]
-        notes.append(f"no {y}: {', '.join(rows.str.strip())}")
+        told = gaps[["label", "x", "error"]].astype(str)
+        notes.append(f"no {y}: {', '.join(' '.join(row).strip() for row in told.values)}")
     if drawn["spread"].any():
         notes.append("error bars: half the interquartile range up and down")
     return notes
