@@ -10,16 +10,15 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from labkit.instruments.record_head import spec_event
-from labkit.orders import Order
 from labkit.process import folders, launcher
 from labkit.process.leftovers import recover_loop
 from labkit.results.comparison import ComparedRuns, SweptRuns
 from labkit.results.failures import with_remedy
 from labkit.results.hardware import check_device
-from labkit.results.log_reader import LiveResult, Process
+from labkit.results.log_reader import LiveResult
 from labkit.results.measurements import MeasurementsData
 from labkit.results.payload import Source
 from labkit.results.ranks import RanksData
@@ -36,14 +35,6 @@ if TYPE_CHECKING:
     from labkit.diagnosis.verdict import Diagnosis
     from labkit.traces.public import PublicTrace
     from labkit.traces.read import Breakdown, RankTraces
-
-
-class Launched(Protocol):
-    """A spec of something that can be run: a Pipeline, a Grid, Distributed ranks."""
-
-    def to_spec(self) -> Order:
-        """Return what the log's first event says of it."""
-        ...
 
 
 class Run(LiveResult[RunData], RunData):
@@ -87,7 +78,7 @@ class Run(LiveResult[RunData], RunData):
     def export(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
         """Write the run as .html, .csv, .png, .svg or .pdf; return the path.
 
-        Raises ValueError on another suffix, and where a file is there that labkit did not write so.
+        Raises ValueError on another suffix, and where a file is there.
         """
         from labkit.view.report import export
 
@@ -161,7 +152,7 @@ class Measurements(LiveResult[MeasurementsData], MeasurementsData):
 
     KIND = MeasurementsData
 
-    def __init__(self, path: Path, process: Process | None = None, recorded: bool = False):
+    def __init__(self, path: Path, process: Any = None, recorded: bool = False):
         """Follow a log, as every live result does."""
         super().__init__(path, process, recorded)
         self._added: list[Measurements] = []
@@ -284,7 +275,7 @@ def diagnose(
 
 
 def launch(
-    spec: Launched,
+    spec: Any,
     *,
     fault: str | None = None,
     after: list[str] | None = None,

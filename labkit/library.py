@@ -7,18 +7,17 @@ it is stands in its first events.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import labkit
 from labkit.api import Loaded, load
 from labkit.stamps.record import head_of
+from labkit.text import one_line
 
 if TYPE_CHECKING:
     import pandas
 
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 SUFFIX = ".jsonl.gz"
 COLUMNS = ["name", "title", "hardware", "date", "torch"]  # of the listing
 
@@ -50,13 +49,12 @@ def recorded(
 
 def _row(file: Path) -> dict[str, Any] | None:
     """Return what a record's first events say of it; None where it is none."""
-    name = file.name.removesuffix(SUFFIX)
     head = head_of(file)
-    if not NAME.fullmatch(name) or not head.keys() >= {"spec", "machine"}:
+    if not head.keys() >= {"spec", "machine"}:
         return None
     spec, machine = head["spec"], head["machine"]
     return {
-        "name": name,
+        "name": one_line(file.name.removesuffix(SUFFIX)),
         "title": str(spec.get("title", ""))[:100],
         "hardware": machine["name"][:60],
         "date": str(spec.get("utc", "unknown"))[:10],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 # What may steer a terminal, hide text or turn its direction, and what no terminal can show
@@ -12,7 +12,6 @@ STEERS = re.compile(
 )
 BREAKS = re.compile(r"[\t\n]")  # what sets out a text of several lines
 MOST_IN_A_LINE = 10_000  # characters of a text that is part of one
-LISTED = 3  # names in a sentence
 
 
 def printable(text: str) -> str:
@@ -33,21 +32,11 @@ def with_texts(value: Any, change: Callable[[str], str], of_key: Callable[[str],
     """Return a value of JSON with every text in it changed, and every key of a dict by `of_key`."""
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [with_texts(each, change, of_key) for each in value]
     if isinstance(value, dict):
         return {of_key(key): with_texts(each, change, of_key) for key, each in value.items()}
     return value
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return names as a list in words: "a, b and c"; of many the first, and how many more."""
-    shown = list(names[:LISTED])
-    if len(names) > LISTED:
-        shown.append(f"{len(names) - LISTED} more")
-    if len(shown) < 2:
-        return "".join(shown)
-    return f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def counted(count: int, noun: str) -> str:

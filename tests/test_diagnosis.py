@@ -108,7 +108,7 @@ def test_with_other_programs_on_the_cores_the_verdict_is_not_certain_and_says_so
     beside = {"event": "beside", "processes": OTHERS}
     found = of_run(tmp_path, CALM, CROWDED, beside, wait=20.0)
     assert found.confidence == pytest.approx(0.3, abs=0.01)
-    said = "Other programs used 1.4 of 2 cores meanwhile: python (pid 12) and chrome (pid 3)"
+    said = "Other programs used 1.4 of 2 cores meanwhile: python (pid 12), chrome (pid 3)"
     assert said in str(found).splitlines()[0]
 
 

@@ -9,7 +9,6 @@ from planted import planted
 
 import labkit as lk
 from labkit.api import launch
-from labkit.instruments import lifetime
 from labkit.process import folders, leftovers
 from labkit.stamps import events
 
@@ -84,7 +83,7 @@ def test_a_run_that_is_saved_where_it_was_loaded_from_stays_whole(tmp_path):
     for there in (path, link, same):
         lk.load(path).save(there)
         assert path.read_bytes() == before
-    lk.recorded("workers-6").save(link)
+    lk.recorded("workers-6").save(link, overwrite=True)
     assert link.is_symlink() and path.read_bytes() != before
 
 
@@ -95,26 +94,5 @@ def test_a_record_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkey
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(run, "extra_lines", full, raising=False)
     with pytest.raises(OSError, match="No space left"):
-        run.save(path)
+        run.save(path, overwrite=True)
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["run.jsonl"]
-
-
-@posix_files
-def test_a_folder_of_sockets_that_another_user_made_is_neither_used_nor_cleared(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(leftovers.tempfile, "tempdir", str(tmp_path))
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / events.FILE_NAME).write_text('{"event":"hello","pid":4711}\n')
-    sockets = leftovers.socket_folder(4711)
-    sockets.mkdir()
-    one = sockets / "listener-1"
-    one.touch()
-    config = {}
-    for access in (0o777, 0o700):
-        sockets.chmod(access)
-        lifetime.use_sockets(sockets, config)
-        leftovers.remove_tools(run)
-        assert bool(config) == (not one.exists()) == (access == 0o700)
-    assert config == {"tempdir": str(sockets)} and not sockets.exists()

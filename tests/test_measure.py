@@ -4,6 +4,7 @@ import linecache
 import pickle
 import threading
 
+import pandas
 import pytest
 import torch
 from played_gpu import load

@@ -157,7 +157,9 @@ def test_what_is_planted_in_a_home_harms_no_file_and_blocks_nothing(what, entry,
     try:
         ENTRIES[entry](home, plant)
     except OSError as error:
-        assert re.search("of your own|Is a directory|Not a directory|File exists", str(error))
+        assert re.search(
+            "of your own|symbolic links|Is a directory|Not a directory|File exists", str(error)
+        )
     assert time.monotonic() - started < 30  # a FIFO would block for ever
     assert victim.read_text() == "victim=4\n" and not victim.with_name("new").exists()
     assert mode(victim) == 0o640 and victim.stat().st_mtime == 1
@@ -236,7 +238,7 @@ WRITES = {
 def test_a_file_that_is_there_is_replaced_only_when_that_is_asked_for(name, home, tmp_path):
     write, path = WRITES[name], tmp_path / name
     path.write_bytes(b"mine")
-    with pytest.raises(FileKept, match="overwrite=True.*--force"):
+    with pytest.raises(FileKept, match="overwrite=True"):
         write(path)
     assert path.read_bytes() == b"mine" and os.listdir(tmp_path).count(name) == 1
     path.chmod(0o640)

@@ -30,14 +30,6 @@ def test_a_shipped_record_has_the_numbers_of_the_run_and_nothing_personal(finish
     assert platform.node() not in run.event("no_xray")["why"].split()
 
 
-def test_a_long_record_keeps_a_whole_stretch_and_says_what_it_was(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr(recording, "MOST_STEPS", 12)
-    recording.ship(finished.path, tmp_path / "a.jsonl.gz", name="a", title="t")
-    run = lk.load(tmp_path / "a.jsonl.gz")
-    assert run.steps == 12 and run.event("thinned")["steps"] == finished.steps
-    assert (run.stamps == finished.stamps[:12]).all()
-
-
 def test_the_listing_says_what_on_what_and_passes_over_what_is_no_record(finished, tmp_path):
     assert all(each.name and each.title for each in wanted("cpu") + wanted("gpu"))
     record = tmp_path / recording.slug(finished.machine.name) / "tiny.jsonl.gz"

@@ -66,7 +66,7 @@ class DistributedTrainer(Trainer):
         """
         self.exchanges.clear()  # of what was computed before
         if self.device.type == "cpu":
-            return HostTimeline(lambda step: self._write(step, log, int), long_ns=0)
+            return HostTimeline(lambda step: self._write(step, log, int))
         timeline = DeviceTimeline(
             lambda step: self._write(step, log, timeline.clock.taken), self.device
         )

@@ -8,7 +8,7 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import Finding
 from labkit.results.run_data import RunData
-from labkit.text import counted, listed
+from labkit.text import counted
 
 # Causes that workers seem to have which only lack a core
 OF_SLOW_WORKERS = ("cores", "too_few_workers", "waiting_for_data", "stalls")
@@ -108,12 +108,12 @@ def caveats(evidence: Evidence, run: RunData, seconds: float) -> dict[str, float
     said = {}
     use, crowded = evidence.use, evidence.crowded_by
     if crowded > limits.DISTURBS:
-        named = f": {listed(run.beside)}" if run.beside else ""
+        named = f": {', '.join(run.beside)}" if run.beside else ""
         taken = f"{use.others or 0.0:.1f} of {use.cores} cores meanwhile{named}"
         said[f"Other programs used {taken}."] = max(1 - crowded, 0.0)
     if run.on_the_card:
         share = evidence.card.known("others_share")
-        named = f"Other programs were on the same GPU: {listed(run.on_the_card)}."
+        named = f"Other programs were on the same GPU: {', '.join(run.on_the_card)}."
         said[named] = limits.UNSEEN if share is None else 1 - share
     if spare := evidence.known("spare_card"):
         said[f"The model is on the CPU, and does not use the {spare}."] = 1.0

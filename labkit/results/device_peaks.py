@@ -10,7 +10,6 @@ from labkit.results.measurements import MeasurementsData
 from labkit.results.result import Result, Table
 from labkit.results.run_log import RunLog
 from labkit.results.templates import entries
-from labkit.text import counted
 
 ROOFS = ("bandwidth", "fp32", "tf32", "fp16", "bf16")  # what `lk.peaks` measures
 
@@ -108,7 +107,4 @@ def peak(run: RunLog) -> Peak | None:
     rates = work.get("roof") or {}
     if not rates.get(kind):
         return None
-    source = f"measured {f'on {machine.name}' if run.recorded else 'here'}"
-    if machine.kind == "cpu" and machine.threads:
-        source += f" on {counted(machine.threads, 'thread')}"
-    return Peak(rates[kind], rates.get("bandwidth"), kind, source)
+    return Peak(rates[kind], rates.get("bandwidth"), kind, f"measured on {machine.name}")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from labkit.process.notebook import in_notebook
 from labkit.results import saving
@@ -24,22 +24,6 @@ if TYPE_CHECKING:
 POLL_S = 0.05  # between two looks at a run that goes on
 
 Data = TypeVar("Data", bound=LogData)
-
-
-class Process(Protocol):
-    """A run that can go on: the handle of a supervisor, a watched loop, or a replay."""
-
-    def alive(self) -> bool:
-        """Return whether more events may follow."""
-        ...
-
-    def stop(self) -> None:
-        """End it now."""
-        ...
-
-    def join(self) -> None:
-        """Wait until it has written its last event."""
-        ...
 
 
 class LiveResult(Generic[Data]):
@@ -57,8 +41,12 @@ class LiveResult(Generic[Data]):
             if not name.startswith("__") and getattr(cls, name) is value:
                 setattr(cls, name, property(attrgetter(f"data.{name}"), doc=value.__doc__))
 
-    def __init__(self, path: Path, process: Process | None = None, recorded: bool = False):
-        """Follow a run's folder, which `process` writes, or read a saved record."""
+    def __init__(self, path: Path, process: Any = None, recorded: bool = False):
+        """Follow a run's folder, or read a saved record.
+
+        `process` writes it: a supervisor's handle, a watched loop or a replay, which says whether
+        it is `alive()`, and can `stop()` and `join()`.
+        """
         self.path = Path(path)
         self.recorded = recorded
         self._process = process

@@ -15,7 +15,6 @@ from labkit.stamps.keys import masked
 # A folder, up to its last separator: names may hold blanks within
 NAMED = r"""[^"'<>|*?\s/\\](?:[^"'<>|*?\n/\\]*[^"'<>|*?\s/\\])?"""
 FOLDER = re.compile(rf"(?<![\w.)/\\])(?:[A-Za-z]:)?[/\\](?:{NAMED}[/\\])+")
-LONGEST_KEPT = 2  # characters of a name, which may be an ordinary word
 SCRIPTS = (".py", ".sh", ".ipynb", ".exe")
 RUNS_MODULES = re.compile(r"(python|pypy|torchrun|accelerate|deepspeed)[\w.]*")
 
@@ -40,6 +39,6 @@ def for_others(text: str) -> str:
     """Return a text about a run without secrets, folders and the names of user and machine."""
     text = FOLDER.sub("", masked(text, []))
     for name in (platform.node(), platform.node().partition(".")[0], Path.home().name):
-        if len(name) > LONGEST_KEPT:
+        if name:
             text = re.sub(rf"\b{re.escape(name)}\b", "<name>", text)
     return text

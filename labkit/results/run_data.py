@@ -16,7 +16,6 @@ from labkit.results.readings import readings_of
 from labkit.results.run_log import RunLog
 from labkit.results.workers import LoaderWorkers
 from labkit.stamps.step_classes import split_steps, unevenness
-from labkit.stamps.steps import STAMPS
 from labkit.text import noise, percent
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class RunData(RunLog):
         *RunLog.NUMBERS, "steps", "samples", "warmup", "utilization", "throughput", "step_ms",
         "wait_ms", "copy_ms", "compute_ms", "other_ms", "spread", "noisy", "no_events",
         "peak_memory_gib", "energy_j", "mfu", "mbu", "not_applied",
-        "busy_at_least", "utilization_is_upper_bound", "padding",
+        "busy_at_least", "padding",
     )  # fmt: skip
 
     @cached_property
@@ -57,7 +56,7 @@ class RunData(RunLog):
     @cached_property
     def warm_s(self) -> float:
         """When the warm-up's last step was over, s; of a run with a step."""
-        return float(self.stretch(self.warmup - 1, self.warmup)[0, STAMPS.index("busy_end")])
+        return self.end_s(self.warmup - 1)
 
     @cached_property
     def _wall_s(self) -> float | None:
@@ -105,21 +104,13 @@ class RunData(RunLog):
         return watched_gpu and not self._steps.has_device_times()
 
     @property
-    def utilization_is_upper_bound(self) -> bool:
-        """True where gaps between kernels may hide in `utilization`, unlike in `busy_at_least`."""
-        most = self.utilization
-        least = self.busy_at_least
-        if most is None or least is None or self.xray_facts is not None:
-            return False
-        return most - least > HIDES
-
-    @property
     def busy_text(self) -> str:
-        """The utilization in words: "17%", "at most 93%" where it is an upper bound, "unknown"."""
-        if self.utilization is None:
+        """The utilization in words: "17%", "at most 93%" where gaps may hide in it, "unknown"."""
+        most, least = self.utilization, self.busy_at_least
+        if most is None or least is None:
             return "unknown"
-        at_most = "at most " if self.utilization_is_upper_bound else ""
-        return f"{at_most}{self.utilization:.0%}"
+        is_bound = most - least > HIDES and self.xray_facts is None
+        return f"at most {most:.0%}" if is_bound else f"{most:.0%}"
 
     @cached_property
     def throughput(self) -> float | None:

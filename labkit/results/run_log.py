@@ -13,17 +13,31 @@ from labkit.instruments.growth import Grown
 from labkit.quotas import GIB
 from labkit.results.log_data import LogData, fact
 from labkit.results.watched_pipeline import Watched, pipeline_of
-from labkit.spec import Pipeline
+from labkit.spec import PX, STEPS, Pipeline
 from labkit.stamps.record import Event
 from labkit.stamps.step_classes import StepClock
-from labkit.stamps.steps import ALL, HOST, MOMENTS, STAMPS
+from labkit.stamps.steps import ALL, HOST, MOMENTS
 
 MOST_NAMED = 3  # of the programs that ran beside it
+CPU_VALUES = {"image_px": PX, "steps": STEPS}  # in older logs of a CPU, for what was automatic
 
 
 def series(name: str) -> Any:
     """Return a property of a log: all events of a name."""
     return property(lambda log: log.all(name))
+
+
+def _programs(event: str) -> Any:
+    """Return a property of a log: the other programs that such events name, busiest first."""
+
+    def programs(log: RunLog) -> list[str]:
+        cores = Counter()
+        for found in log.all(event):
+            for process in found["processes"]:
+                cores[f"{process['name']} (pid {process['pid']})"] += process.get("cores") or 0
+        return [name for name, _ in cores.most_common(MOST_NAMED)]
+
+    return property(programs)
 
 
 class RunLog(LogData):
@@ -34,7 +48,11 @@ class RunLog(LogData):
     @cached_property
     def asked(self) -> Pipeline | Watched:
         """The pipeline that was asked for; of a watched loop, what is known of it."""
-        return self._pipeline(self.fact_of("spec", "pipeline", default={}))
+        knobs = self.fact_of("spec", "pipeline", default={})
+        if self.machine.kind == "cpu":
+            automatic = {name for name, value in CPU_VALUES.items() if knobs.get(name) == value}
+            knobs = knobs | dict.fromkeys(automatic)
+        return self._pipeline(knobs)
 
     @cached_property
     def pipeline(self) -> Pipeline | Watched:
@@ -146,23 +164,11 @@ class RunLog(LogData):
     # What a few profiled steps were made of
     xray_facts: Event | None = fact("xray")
 
-    def _programs(self, event: str) -> list[str]:
-        """Return the other programs that such events name, as "python (pid 123)"; busiest first."""
-        cores = Counter()
-        for found in self.all(event):
-            for process in found["processes"]:
-                cores[f"{process['name']} (pid {process['pid']})"] += process.get("cores") or 0
-        return [name for name, _ in cores.most_common(MOST_NAMED)]
+    # The other programs that used most of the cores meanwhile, as "python (pid 123)"
+    beside: list[str] = _programs("beside")
 
-    @property
-    def beside(self) -> list[str]:
-        """The other programs that used most of the cores meanwhile, as "python (pid 123)"."""
-        return self._programs("beside")
-
-    @property
-    def on_the_card(self) -> list[str]:
-        """The other processes that were on the same GPU meanwhile, as "python (pid 123)"."""
-        return self._programs("on_the_card")
+    # The other processes that were on the same GPU meanwhile
+    on_the_card: list[str] = _programs("on_the_card")
 
     # One clock: seconds since the first batch was asked for
 
@@ -195,9 +201,11 @@ class RunLog(LogData):
     @property
     def length_s(self) -> float:
         """When the last step was over, s."""
-        if not self.steps:
-            return 0.0
-        return float(self._step_clock.moments("busy_end", self.steps - 1)[0])
+        return self.end_s(self.steps - 1) if self.steps else 0.0
+
+    def end_s(self, number: int) -> float:
+        """Return when a step was over, s."""
+        return float(self._step_clock.moments("busy_end", number)[0])
 
     @property
     def host_ns(self) -> np.ndarray:
@@ -206,10 +214,6 @@ class RunLog(LogData):
         When it asked for data, had it, had issued the copy, and had issued the compute.
         """
         return self._steps.table(HOST, slice(self.steps))
-
-    def stamps_ns(self, rows: slice) -> np.ndarray:
-        """Return the `stamps` (n, 6) of some steps on the machine's own clock, ns."""
-        return self._steps.table(STAMPS, rows)
 
     def seconds(self, at_ns: ArrayLike) -> np.ndarray:
         """Return moments of this run's clock (ns) in s; NaN between passes over a watched loader.

@@ -26,8 +26,7 @@ def check(path: str | os.PathLike[str], overwrite: bool) -> None:
     """Raise FileKept where `path` is a file with anything in it."""
     if not overwrite and os.path.isfile(path) and os.path.getsize(path):
         raise FileKept(
-            f"{path} is there already and not as labkit wrote it: give another name, or replace it "
-            "with overwrite=True."
+            f"{path} is there already: give another name, or replace it with overwrite=True."
         )
 
 

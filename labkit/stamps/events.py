@@ -19,6 +19,7 @@ from typing import Any, Literal
 from labkit.stamps.folder_rights import private
 from labkit.stamps.interrupts import signal_of
 from labkit.stamps.keys import masked, secrets_in
+from labkit.text import with_texts
 
 VERSION = 1
 FILE_NAME = "events.jsonl"
@@ -55,17 +56,12 @@ class EventLog:
 
     def write(self, event: str, **values: object) -> None:
         """Append one event, stamped now."""
-        told = {name: self._masked(values[name]) for name in FREE_TEXTS & values.keys()}
+        told = {
+            name: with_texts(values[name], lambda text: masked(text, self._secrets), str)
+            for name in FREE_TEXTS & values.keys()
+        }
         line = {"event": event, "t_ns": now_ns(), **values, **told}
         self.write_line(json.dumps(line, separators=(",", ":"), allow_nan=False, default=str))
-
-    def _masked(self, value: object) -> object:
-        """Return a value with the secrets in its texts masked, not those in the names of a dict."""
-        if isinstance(value, dict):
-            return {name: self._masked(each) for name, each in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self._masked(each) for each in value]
-        return masked(value, self._secrets) if isinstance(value, str) else value
 
     def stage(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """Write what the run is busy with before it measures, and how far that is."""

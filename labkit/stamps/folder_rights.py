@@ -7,7 +7,6 @@ owners and has no locks of this kind: nothing is checked or locked there. Standa
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 from pathlib import Path
@@ -19,7 +18,6 @@ except ImportError:  # Windows
 
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 PLAIN_ONLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a FIFO blocks nobody
-NOT_PLAIN = (errno.ELOOP, errno.ENXIO)  # what opening a link, or a FIFO, gives then
 MOST_BYTES = 2**20  # of a small file: more is nothing that labkit wrote
 OTHER_HOME = 'give labkit a folder of your own (export LABKIT_HOME="$HOME/.labkit") and start again'
 
@@ -64,21 +62,14 @@ def own_folder(folder: Path) -> Path:
 def private(path: str, flags: int) -> int:
     """Open a plain file that only its owner may read: an `opener`, as `open` takes it.
 
-    NotOurs, with nothing changed, where something else is there: a link, a FIFO, another user's.
+    OSError, with nothing changed, where something else is there: a link, a FIFO, another user's.
     """
-    why = NotOurs(f"{path} is not a file of your own: remove it.")
-    try:
-        fd = os.open(path, flags & ~os.O_TRUNC | PLAIN_ONLY, 0o600)
-    except OSError as error:
-        raise why if error.errno in NOT_PLAIN else error from None
-    try:
-        if not is_own_file(os.fstat(fd)):
-            raise why
-        if flags & os.O_TRUNC:
-            os.ftruncate(fd, 0)
-    except OSError:
+    fd = os.open(path, flags & ~os.O_TRUNC | PLAIN_ONLY, 0o600)
+    if not is_own_file(os.fstat(fd)):
         os.close(fd)
-        raise
+        raise NotOurs(f"{path} is not a file of your own: remove it.")
+    if flags & os.O_TRUNC:
+        os.ftruncate(fd, 0)
     return fd
 
 

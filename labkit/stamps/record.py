@@ -29,7 +29,6 @@ MAX_BYTES = 2 * 2**30
 MAX_LINE = 2**20
 LEAST_VALUES = 16  # that a line counts for
 MAX_VALUES = 200_000 * LEAST_VALUES  # in lines that are not steps: twice the longest watched loop's
-LONG = 2**14  # bytes of a line in which a text may be too long
 HEAD = b'{"event":'
 HEAD_EVENTS = 20  # of a record: its spec and its machine are among them
 # In a line of JSON: an escape, or bytes of UTF-8, either of which may be what `one_line` replaces
@@ -155,7 +154,7 @@ def event_on(line: bytes) -> Event | None:
             return None
     if not is_sound(event):
         raise NoEvent("not an event of a labkit record")
-    return _as_text(event) if len(line) > LONG or MAY_STEER.search(line) else event
+    return _as_text(event) if MAY_STEER.search(line) else event
 
 
 def _as_text(event: Any) -> Event:

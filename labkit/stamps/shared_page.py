@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import weakref
 
-_mapped: dict[int, int] = {}  # {address: bytes} of the pages that this process shares
+_shared: list[tuple[int, int]] = []  # (address, bytes) of this process's pages, until it ends
 
 
 def shared_page(fd: int, size: int) -> memoryview:
@@ -19,10 +18,8 @@ def shared_page(fd: int, size: int) -> memoryview:
     if not hasattr(mmap, "PROT_WRITE"):  # Windows
         return memoryview(mmap.mmap(fd, size))
     address = _map(None, size, mmap.MAP_SHARED, fd)
-    _mapped[address] = size
-    page = (ctypes.c_char * size).from_address(address)
-    weakref.finalize(page, _unmap, address).atexit = False
-    return memoryview(page).cast("B")
+    _shared.append((address, size))
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
 def _map(address: int | None, size: int, flags: int, fd: int) -> int:
@@ -36,15 +33,10 @@ def _map(address: int | None, size: int, flags: int, fd: int) -> int:
     return made
 
 
-def _unmap(address: int) -> None:
-    size = _mapped.pop(address)
-    ctypes.CDLL(None).munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
-
-
 def _keep_to_itself() -> None:
     """Give a fork pages of its own in place of those that it shares with its parent."""
     fixed = 0x10  # MAP_FIXED, on Linux and macOS alike
-    for address, size in _mapped.items():
+    for address, size in _shared:
         _map(address, size, fixed | mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
 
 

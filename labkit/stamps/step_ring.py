@@ -108,16 +108,13 @@ class Drain:
 
     def drain(self) -> list[FinishedStep]:
         """Append the steps that have been finished since the last call, and return them."""
-        steps = []
-        while (step := self._next_step()) is not None:
-            steps.append(step)
-            self.next = step.number + 1
+        steps = list(iter(self._next_step, None))
         if steps:
             self.log.write_line("\n".join(step.line() for step in steps))
         return steps
 
     def _next_step(self) -> FinishedStep | None:
-        """Return the next step; None where it is not finished, or the ring is not whole."""
+        """Take the next step; None where it is not finished, or the ring is not whole."""
         if self.page is None:
             with contextlib.suppress(OSError, ValueError):
                 self.page = _whole(self.path)
@@ -125,11 +122,12 @@ class Drain:
             return None
         words = self.page.cast("q")
         at = self.next % (len(words) // WORDS) * WORDS
-        number = words[at + LAST] - 1  # a later one, where the ring went round meanwhile
-        if number < self.next:
-            return None
+        number = words[at + LAST]  # of a later one, where the ring went round meanwhile
         step = step_in(self.page, at)
-        return step if words[at + FIRST] == number + 1 else None
+        if number <= self.next or words[at + FIRST] != number:
+            return None
+        self.next = number
+        return step
 
     def remove(self) -> None:
         """Drain what is left and remove the ring. Call it once the loop's process is gone."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from labkit.api import Launched, Ranks, Run, Sweep, launch
+from labkit.api import Ranks, Run, Sweep, launch
 from labkit.instruments.messages import say
 from labkit.knobs import Settings
 from labkit.process import folders
@@ -102,7 +102,7 @@ def sweep(pipeline: Pipeline | None = None, **knobs: object) -> Sweep:
 
 def started(
     function: Callable[..., object],
-    spec: Launched,
+    spec: Any,
     wait: bool,
     before: Run | None = None,
     after: list[str] | None = None,
