@@ -16,7 +16,7 @@ from labkit.instruments.record_head import spec_event
 from labkit.orders import Order
 from labkit.process import folders, launcher
 from labkit.process.leftovers import recover_loop
-from labkit.results.comparison import ComparedRuns
+from labkit.results.comparison import ComparedRuns, SweptRuns
 from labkit.results.failures import with_remedy
 from labkit.results.hardware import check_device
 from labkit.results.log_reader import LiveResult, Process
@@ -24,7 +24,6 @@ from labkit.results.measurements import MeasurementsData
 from labkit.results.payload import Source
 from labkit.results.ranks import RanksData
 from labkit.results.run_data import RunData
-from labkit.results.sweep import SweptRuns
 from labkit.results.workers import LoaderWorkers
 from labkit.spec import LOADER_KNOBS, Pipeline
 from labkit.stamps.events import FILE_NAME
@@ -142,7 +141,7 @@ class Ranks(LiveResult[RanksData], RanksData):
 
     def plot(self) -> Figure:
         """Draw where each rank's time went."""
-        from labkit.view.several_figures import draw_ranks
+        from labkit.view.run_figure import draw_ranks
 
         return draw_ranks(self.data, self.diagnose().headline)
 
@@ -208,8 +207,8 @@ class Sweep(SweptRuns[Run]):
                 raise
 
     def plot(self) -> Figure:
-        """Draw throughput and utilization over the first knob, a line for each other setting."""
-        from labkit.view.several_figures import draw_sweep
+        """Draw throughput over the first knob, a line for each other setting."""
+        from labkit.view.run_figure import draw_sweep
 
         return draw_sweep(self)
 
@@ -229,7 +228,7 @@ class Workers(LoaderWorkers):
 
     def plot(self) -> Figure:
         """Draw what each worker did, under the loop, for a few seconds."""
-        from labkit.view.workers_figure import draw_workers
+        from labkit.view.run_figure import draw_workers
 
         return draw_workers(self)
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-from labkit.knobs import as_typed
 
 # What may steer a terminal, hide text or turn its direction, and what no terminal can show
 STEERS = re.compile(
@@ -40,11 +38,6 @@ def with_texts(value: Any, change: Callable[[str], str], of_key: Callable[[str],
     if isinstance(value, dict):
         return {of_key(key): with_texts(each, change, of_key) for key, each in value.items()}
     return value
-
-
-def but_call(changes: Mapping[str, object]) -> str:
-    """Return what makes these changes to a pipeline, as it is typed."""
-    return f"pipeline.but({as_typed(changes)})"
 
 
 def listed(names: Sequence[str]) -> str:

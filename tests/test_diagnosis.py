@@ -148,8 +148,6 @@ def diagnosed(workers=None, **more):
       "OPENBLAS"),
      (WAITING, "storage_latency", "num_workers=6", "num_workers=6"),
      (IDLE, "hand_over", "one tensor for each part of a batch", ""),
-     (IDLE | {"busiest_over_mean": 1.6}, "uneven_shards", "At most 1.6 times as many",
-      "files[info.id ::"),
      (BUSY | {"hang": Hang(1, None, 90.0)}, "hang", "worker 1", "timeout=60")],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
 )  # fmt: skip
@@ -188,9 +186,3 @@ def test_a_measured_headroom_is_said_and_bounds_what_the_input_may_bring():
     assert anew.at_most == pytest.approx(2.0)  # no kept batch saw the start of an epoch
     nothing = diagnosed(ONE, headroom=1.0)
     assert "num_workers" not in nothing.advice and not nothing.remedies
-
-
-def test_memory_of_the_workers_that_grows_is_said_whatever_it_costs():
-    found = diagnosed(ONE | {"grew_gib": 2.0}, wait_share=0.0)
-    assert (found.name, found.cause, found.lost_share) == ("host", "memory_growth", 0.0)
-    assert "2.0 GiB" in found.evidence and "np.array" in found.code

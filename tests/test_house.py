@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,8 @@ import torch
 
 import labkit as lk
 from labkit import Pipeline
-from labkit.diagnosis import cause, findings, judge
-from labkit.diagnosis.findings import BOTTLENECKS, Finding, Measured, Remedy
+from labkit.diagnosis import findings, judge
+from labkit.diagnosis.findings import BOTTLENECKS, PAGE_OF, Remedy, cause, loss
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.wording import worded
 from labkit.knobs import declares_knobs, knob
@@ -163,7 +164,7 @@ def test_a_knob_acts_in_the_bench_and_in_the_script_that_lk_script_prints():
 
 
 def test_a_cause_names_the_thresholds_that_it_reads():
-    for rule, *_ in cause.CAUSES:
+    for rule in itertools.chain(*findings.CAUSES.values()):
         function = getattr(rule, "func", rule)
         said = inspect.getdoc(function)
         for threshold in re.findall(r"limits\.(\w+)", inspect.getsource(function)):
@@ -171,9 +172,9 @@ def test_a_cause_names_the_thresholds_that_it_reads():
 
 
 def test_a_cause_is_a_function_with_its_page(monkeypatch):
-    monkeypatch.setattr(cause, "CAUSES", [])
-    monkeypatch.setattr(findings, "PAGE_OF", {})
-    known = {each.__name__: each for each in (Finding, Measured, Remedy, cause.cause)}
+    monkeypatch.setattr(findings, "CAUSES", {when: [] for when in findings.CAUSES})
+    monkeypatch.setitem(PAGE_OF, "no_workers", "symptoms/too-few-workers.md")
+    known = {each.__name__: each for each in (Remedy, loss, cause)} | {"LOSS": findings.LOSS}
     exec(recipe("A cause"), known)
     run = lk.recorded("workers-0")
     evidence = StepTable(run).evidence()

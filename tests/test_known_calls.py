@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from labkit.diagnosis.hot_lines import Line
-from labkit.diagnosis.known_calls import known_call, known_calls
+from labkit.diagnosis.wording import known_call, known_calls
 
 LINE = Line("/home/me/train.py", 26, "Photos.__getitem__", 0.8, "worker", "python")
 

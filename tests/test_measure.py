@@ -4,7 +4,6 @@ import linecache
 import pickle
 import threading
 
-import pandas
 import pytest
 import torch
 from played_gpu import load
@@ -71,6 +70,7 @@ def locked():
         (product, {"n": 8, "device": "gpu"}, "device='gpu'"),
         (locked(), {}, "lock .*cannot be sent"),
         ("roofline", {}, "function"),
+        (lambda bench, title: None, {"title": ["a"]}, "argument title, as lk.measure has"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_starts(function, grid, why):
@@ -131,20 +131,3 @@ def test_a_point_joins_the_rows_and_one_measured_again_replaces_its_own(tmp_path
         grid.add(measured_rows(tmp_path / f"point-{n}", row(n, ms)))
     assert dict(zip(grid.rows["n"], grid.rows["ms"], strict=True)) == {1: 10, 3: 30, 2: 25}
     assert len(grid) == 3
-
-
-BESIDE = pandas.DataFrame({"n": [1, 2], "ms": [5, 9]})
-
-
-def test_rows_that_come_in_during_a_drawing_are_of_the_next_one(tmp_path, monkeypatch):
-    grid = measured_rows(tmp_path / "grid", row(1, 10), row(2, 20))
-    later = iter([measured_rows(tmp_path / f"{n}", row(n, 10 * n)).data for n in range(3, 30)])
-    by_now = type(grid).data.fget
-
-    def grown(measured):
-        measured._added.append(next(later))
-        return by_now(measured)
-
-    monkeypatch.setattr(type(grid), "data", property(grown))
-    [axes] = lk.plot(grid, "n", "ms", beside=BESIDE).axes
-    assert axes.lines[0].get_xdata()[-1] == 3

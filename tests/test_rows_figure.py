@@ -52,7 +52,6 @@ def test_a_number_along_the_axis_makes_lines_with_a_colour_for_each_value_of_by(
     assert lines["float32"].get_color() != lines["bfloat16"].get_color()
     assert axes.get_xscale() == "log" and list(axes.get_xticks()) == SIZES
     assert figure.texts[0].get_text() == "Products"
-    assert notes_of(figure) == ["error bars: half the interquartile range up and down"]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,6 @@ def test_published_rows_beside_are_dashed_and_named_by_card_and_source():
     theirs = lines["FP32, V100, published by NVIDIA/DeepLearningExamples"]
     assert (mine.get_linestyle(), theirs.get_linestyle()) == ("-", "--")
     assert mine.get_color() == theirs.get_color()
-    assert "here" in named_lines(axes_of(measured, "batch", "ms", beside=published))
 
 
 def test_names_along_the_axis_make_bars_with_their_numbers():
@@ -110,5 +108,5 @@ def test_names_along_the_axis_make_bars_with_their_numbers():
     names = [text.get_text() for text in axes.get_yticklabels()]
     assert names == ["EPYC", "A100 SXM", "H100 SXM", "B200 SXM", "MI300X"]
     assert axes.get_xlabel() == "TFLOP/s"
-    assert legend_of(axes) == ["here", "published by stas00/ml-engineering"]
+    assert legend_of(axes) == ["published by stas00/ml-engineering"]
     assert numbers_in(axes)[::3] == ["0.11", "1,745"]

@@ -1,8 +1,5 @@
 """The line that takes most of making batches is the finding, in the process where it runs."""
 
-from dataclasses import replace
-
-import pytest
 from played_gpu import CPU, MS, watched_log
 
 from labkit.diagnosis import judge
@@ -14,9 +11,6 @@ from labkit.results.core_use import CoreUse
 
 TORCH = "/usr/lib/python3/site-packages/torch/utils/data/_utils/collate.py"
 LOADER = LoopCode("loader", call="", arguments={"dataset": "data", "num_workers": "2"})
-TENSORS = replace(
-    LOADER, arguments=LOADER.arguments | {"batch_size": "64"}, dataset_type="TensorDataset"
-)
 BUSY = WorkerEvidence(workers=2, cpu_share=0.96, idle_share=0.0)
 AT_REST = WorkerEvidence(workers=2, cpu_share=0.9, idle_share=0.9)
 WAITING = WorkerEvidence(workers=2, cpu_share=0.08, idle_share=0.0)
@@ -102,9 +96,8 @@ def test_a_collate_function_without_workers_runs_in_the_loop_and_may_have_worker
     assert "num_workers=2" in said.advice and "uint8" not in said.advice
 
 
-@pytest.mark.parametrize("code", [TENSORS, LOADER])
-def test_cheap_items_are_fetched_a_batch_at_once(code, tmp_path):
-    said = found(tmp_path, ALL, {STACKS: 1.0}, workers=AT_REST, code=code)
+def test_cheap_items_are_fetched_a_batch_at_once(tmp_path):
+    said = found(tmp_path, ALL, {STACKS: 1.0}, workers=AT_REST)
     assert said.cause == "hand_over"
     assert "Fetch a batch at once" in said.advice and "sampler = BatchSampler(" in said.code
 

@@ -4,10 +4,8 @@ A user's script is a namespace here; each line is executed in it, as a paste wou
 """
 
 import functools
-import importlib
 import inspect
 import multiprocessing
-import os
 import sys
 from types import ModuleType
 
@@ -17,10 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
-from labkit.diagnosis.cause import asked
 from labkit.diagnosis.causes import loader
-from labkit.diagnosis.evidence import Epochs, Evidence
-from labkit.diagnosis.findings import Remedy
+from labkit.diagnosis.evidence import Epochs, Evidence, asked
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.wording import worded
 from labkit.results.core_use import CoreUse
@@ -143,10 +139,6 @@ SCRIPTS = {
     "inline data": "from labkit_user import DataLoader, list_of, net, sgd\n"
     "made = DataLoader(list_of(64), 8, collate_fn=lambda items: items)",
 }
-STEP_CHANGES = [
-    {"compile": "default"},
-    {"precision": "bf16", "fused_optimizer": True},
-]
 
 
 @pytest.fixture
@@ -172,7 +164,7 @@ def test_what_is_printed_runs_in_a_script_with_other_names_or_none(kind, user_mo
     code = LoopCode.of(in_script(names, "call_of(made)", call_of=call_of))
     lines = [fed(code=code, epochs=RESTARTED, knobs={"num_workers": 2}).code]
     lines += [fed(code=code, advised=4).code]
-    lines += [code.lines(changes) for changes in CHANGES + STEP_CHANGES]
+    lines += [code.lines(changes) for changes in CHANGES]
     lines += [in_script(names, "tuner(made, seconds=1)", tuner=tuner).found.snippet]
     for line in lines:
         exec(compile(line, "pasted", "exec"), dict(names))
@@ -186,21 +178,6 @@ def test_what_has_no_name_in_the_script_is_told_as_an_example(what, user_module,
     found = in_script(names, f"tuner({what}, seconds=1)", tuner=tuner).found
     assert found.snippet.startswith("# loader = DataLoader(dataset, ")
     exec(found.snippet, {})
-
-
-REMEDIES = {
-    (name, remedy.key): remedy
-    for name in ("body", "compute", "copies", "launches", "loader", "workers")
-    for remedy in vars(importlib.import_module(f"labkit.diagnosis.causes.{name}")).values()
-    if isinstance(remedy, Remedy) and remedy.code
-}
-
-
-@pytest.mark.parametrize("remedy", REMEDIES.values(), ids=lambda remedy: remedy.key)
-def test_the_code_of_a_remedy_runs_in_a_script_that_has_none_of_its_names(remedy, monkeypatch):
-    monkeypatch.setattr(os, "environ", {})
-    monkeypatch.setattr(torch, "set_num_threads", int)
-    exec(remedy.to_dict()["code"], {})
 
 
 def fed(**known):

@@ -2,16 +2,16 @@
 
 import ast
 import re
+from pathlib import Path
 
 from test_house import ROOT
 
 import labkit as lk
-from labkit.diagnosis import judge
-from labkit.diagnosis.findings import PAGE_OF, in_json, in_words, page_of
+from labkit.diagnosis.findings import PAGE_OF, in_words
 
 FOLDER = ROOT / "notebooks" / "symptoms"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-PAGES_OF_NONE = {"out-of-memory", "nan"}  # an error, or a wrong result: no cause of a verdict
+PAGES_OF_NONE = {"out-of-memory", "nan", "uneven-shards"}  # what no verdict says
 TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}
 
 
@@ -28,18 +28,12 @@ def imports_missing(code):
 
 
 def test_every_cause_that_a_verdict_can_state_has_a_page_that_says_its_name():
-    assert judge.cause.CAUSES  # which name their pages
     for cause, page in PAGE_OF.items():
-        assert " " not in cause and f"`{in_words(cause)}`" in TEXTS[page], cause
-
-
-def test_a_cause_is_written_in_words_and_json_keeps_to_its_spelling():
-    assert (in_words("slow_line"), in_json("slow_line")) == ("slow line", "slow_line")
-    assert in_json("one_rank_is_slower") == "one rank is slower"
+        assert f"`{in_words(cause)}`" in TEXTS[Path(page).stem], cause
 
 
 def test_the_index_leads_to_every_page_and_every_page_has_a_cause():
-    pages = {*PAGE_OF.values()} | PAGES_OF_NONE
+    pages = {Path(page).stem for page in PAGE_OF.values()} | PAGES_OF_NONE
     assert TEXTS.keys() - {"README"} == pages
     assert set(LINK.findall(TEXTS["README"])) == {f"{page}.md" for page in pages}
 
@@ -60,8 +54,7 @@ def test_the_code_of_a_page_compiles_and_its_links_resolve():
 
 def test_a_verdict_links_to_its_page_in_words_and_in_a_notebook():
     found = lk.recorded("stall-2").diagnose()
-    page = page_of(found.findings[0].cause)
+    page = found.to_dict()["findings"][0]["page"]
     assert page == "symptoms/slow-items.md"
     assert found.advice.endswith(f"and {page}.")
     assert f"<a href='{page}'>{page}</a>" in found._repr_html_()
-    assert found.to_dict()["findings"][0]["page"] == page

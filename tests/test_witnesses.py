@@ -141,38 +141,7 @@ def test_heat_that_holds_the_clock_down_is_named_and_the_power_limit_is_not(tmp_
     assert diagnosed(tmp_path, telemetry=cool, **FED).findings[0].cause != "throttle"
 
 
-# -- cores that are full: launches come late ------------------------------------------------------
-
-CROWDED = {"cpus": 16, "own_cpu": 0.9, "cpu": 0.95, "gpm": {"sm": 0.85}}
-CALM = {"launch": 8.0, "waits": False, "steps": 200}
-LATE = CALM | {"in_line": 12.0}
-
-
-def crowded(path, in_line=12 / 20.5, how=LATE, **read):
-    """A run with 16 workers, whose launches were in line for a core for this share of the time."""
-    read = samples(seconds=5, launch_line=in_line, **CROWDED | read)
-    return record(path, telemetry=read, knobs=KNOBS | {"num_workers": 16}, **how)
-
-
-def test_launchers_that_stand_in_line_for_a_core_are_the_noisy_neighbour(tmp_path):
-    run, busy = crowded(tmp_path)
-    first = run.diagnose().findings[0]
-    assert (first.name, first.cause) == ("launch", "neighbour")
-    # of the gaps that look busy some are the ordinary launches'
-    assert 0.5 < first.lost_share < run.utilization - busy + 0.1
-    assert "59% of the time" in first.evidence
-    assert "14.4 of 16 cores with 16 workers" in first.evidence
-    assert "Use fewer workers" in first.advice and "at most 40% of the CPU" in first.advice
-
-
-@pytest.mark.parametrize(
-    "in_line, how", [(0.01, CALM), (0.5, FED | {"waits": False}), (None, LATE)]
-)
-def test_full_cores_are_no_neighbour_where_the_launches_do_not_wait_or_the_queue_is_full(
-    in_line, how, tmp_path
-):
-    run, _ = crowded(tmp_path, in_line, how)
-    assert "neighbour" not in {found.cause for found in run.diagnose().findings}
+# -- the body of a loop -----------------------------------------------------------------------
 
 
 def synchronised(path, body, busy=(0, 100), **read):

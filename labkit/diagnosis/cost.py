@@ -26,6 +26,8 @@ USD_PER_CORE_HOUR = 0.0816 / 2
 KG_CO2_PER_KWH = 0.473
 SAMPLES_PER_EPOCH = 1_281_167  # the training images of ImageNet-1k (ILSVRC 2012)
 ROWS = {  # of the table: what it is called, by the attribute, with its unit
+    "usd_per_hour": "rent, USD/h (or give usd_per_hour)",
+    "kg_co2_per_kwh": "grid, kg CO2e/kWh",
     "hours_per_epoch": "time, h",
     "usd_per_epoch": "rent, USD",
     "idle_usd_per_epoch": "  of it for an idle device, USD",
@@ -54,15 +56,12 @@ class Cost(Result):
     def table(self) -> Table:
         """Return the costs of an epoch and a sample, beside those of the run before."""
         shown = {"before": self.before, "now": self} if self.before else {"now": self}
-        rows = [
-            (label, *(_number(getattr(each, name)) for each in shown.values()))
-            for name, label in ROWS.items()
-        ]
-        rent = _number(self.usd_per_hour) or "unknown: give usd_per_hour"
-        foot = f"rent, USD/h: {rent}; grid {self.kg_co2_per_kwh:g} kg CO2e/kWh"
-        if self.watts is None:
-            foot += "; energy was not measured: no readable counter, so no joules and no carbon"
-        return Table(rows, ("", *shown), self.title, [foot])
+        rows = []
+        for name, label in ROWS.items():
+            values = [getattr(each, name) for each in shown.values()]
+            rows.append([label, *(value and f"{value:,.4g}" for value in values)])
+        foot = "energy was not measured: no readable counter, so no joules and no carbon"
+        return Table(rows, ("", *shown), self.title, [foot] if self.watts is None else [])
 
 
 def cost(
@@ -94,9 +93,8 @@ def cost(
     hours = samples_per_epoch / run.throughput / 3600
     kwh = watts and watts * hours / 1e3
     usd = rent and rent * hours
-    recorded = ", RECORDED" if run.recorded else ""
     return Cost(
-        title=f"An epoch of {samples_per_epoch:,} {run.unit}{recorded} on {run.machine.name}",
+        title=f"An epoch of {samples_per_epoch:,} {run.unit}, {run.mark or run.machine.name}",
         before=before and cost(before, **given),
         kg_co2_per_kwh=kg_co2_per_kwh,
         hours_per_epoch=hours,
@@ -114,8 +112,9 @@ def mean_watts(run: RunData) -> float | None:
     """Return mean power after the warm-up, by the card's energy counter; None: hardly read."""
     moments, joules = readings_of(run, "energy_j", run.warm_s)
     known = np.isfinite(joules)
-    seconds = float(np.ptp(moments[known])) if known.any() else 0.0
-    return float(np.ptp(joules[known])) / seconds or None if seconds else None
+    if known.sum() < 2:
+        return None
+    return float(np.ptp(joules[known]) / np.ptp(moments[known])) or None
 
 
 def usual_rent(machine: Machine) -> float | None:
@@ -124,8 +123,3 @@ def usual_rent(machine: Machine) -> float | None:
         return machine.cpu_cores and USD_PER_CORE_HOUR * machine.cpu_cores
     found = re.search(rf"\b({'|'.join(USD_PER_HOUR)})\b(?!.* MIG )", machine.name)
     return found and USD_PER_HOUR[found[1]]
-
-
-def _number(value: float | None) -> str | None:
-    """Return a number in three digits or more."""
-    return None if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

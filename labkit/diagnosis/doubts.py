@@ -2,101 +2,67 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import (
-    CONCLUDED,
-    NEIGHBOUR,
-    Finding,
-    Measured,
-    Remedy,
-    explains,
-)
+from labkit.diagnosis.findings import Finding
 from labkit.results.run_data import RunData
-from labkit.results.watched_pipeline import BODY_NOTE
-from labkit.spec import GRAPH_MODES
 from labkit.text import counted, listed
 
-explains(
-    "no-verdict",
-    "too_short",
-    "too_close_to_call",
-    "busy_is_an_upper_bound",
-    "device_not_timed",
-    "body_not_seen",
-    "instruments_disagree",
-)
 # Causes that workers seem to have which only lack a core
 OF_SLOW_WORKERS = ("cores", "too_few_workers", "waiting_for_data", "stalls")
-RUN_LONGER = Remedy("run_longer", "Run longer (more steps), on a quiet machine.")
-STOP_OTHERS = Remedy("stop_others", "Stop the other work and run again.")
-XRAY = Remedy("xray", "Look inside a few steps: run it with xray=True and 20 steps or more.")
-PROFILE = Remedy(
-    "profile", "Record a few steps with torch.profiler, and give the trace to lk.diagnose."
+STOP_OTHERS = "Stop the other work and run again."
+LOOK_INSIDE = (
+    "Look inside a few steps: run a pipeline with xray=True and 20 steps or more; of a loop of "
+    "yours record them with torch.profiler, and give the trace to lk.diagnose."
 )
-HEADROOM = Remedy(
-    "headroom",
-    "Ask lk.headroom(loader), which waits for the device, what a better loader would bring.",
+OTHER_PROFILER = (
+    "Look with the maker's own profiler, such as Nsight Systems. CUDA graphs hide kernels from "
+    "some profilers: run without compile='reduce-overhead'."
 )
-MAKERS_PROFILER = Remedy(
-    "makers_profiler",
-    "Look with the maker's own profiler: Nsight Systems, or Instruments beside "
-    "torch.mps.profiler.profile(). CUDA graphs hide kernels from some profilers: run without "
-    "compile='reduce-overhead'.",
-)
+HEADROOM = "Ask lk.headroom(loader), which waits for the device, what a better loader would bring."
 
 
-def look_inside(evidence: Evidence) -> Remedy:
-    """Return the remedy to look with what has not looked yet."""
-    if evidence.known("xray"):
-        return MAKERS_PROFILER
-    return XRAY if evidence.of_bench else PROFILE
-
-
-def unsure(cause: str, remedy: Remedy, *measured: Measured) -> Finding:
-    """Return a finding that says why there is no verdict."""
-    return Finding("unsure", cause, measured=measured, remedies=(remedy,))
+def unsure(cause: str, evidence: str, advice: str) -> Finding:
+    """Return a finding that says why there is no verdict, and what to do for one."""
+    return Finding("unsure", cause, evidence=evidence, advice=advice)
 
 
 def too_short(steps: int) -> Finding:
     """Too few steps were measured."""
-    more = counted(limits.MIN_STEPS - steps, "more step")
-    seen = f"steps were measured after the warm-up; a verdict needs {limits.MIN_STEPS}"
-    return unsure("too_short", Remedy("run_on", f"Run {more}."), Measured(seen, steps, "count"))
+    seen = f"{steps} steps were measured after the warm-up; a verdict needs {limits.MIN_STEPS}."
+    return unsure("too_short", seen, f"Run {counted(limits.MIN_STEPS - steps, 'more step')}.")
 
 
-def too_close(confidence: float, names: list[str]) -> Finding:
-    """The resampled runs do not agree."""
-    seen = (
-        f"of the resampled runs give the same verdict (threshold {limits.MIN_CONFIDENCE:.0%}); "
-        f"the candidates are {' and '.join(names[:2])}"
-    )
-    return unsure("too_close_to_call", RUN_LONGER, Measured(seen, confidence))
+def too_close(agree: Counter[str]) -> Finding | None:
+    """The resampled runs, of which `agree` counts the bottlenecks, do not agree."""
+    (first, times), *others = agree.most_common(2)
+    if times >= limits.MIN_CONFIDENCE * limits.RESAMPLES:
+        return None
+    seen = f"{times} of {limits.RESAMPLES} resampled runs say {first}, the others "
+    seen += f"{others[0][0]} or another (threshold {limits.MIN_CONFIDENCE:.0%})."
+    return unsure("too_close_to_call", seen, "Run longer (more steps), on a quiet machine.")
 
 
 def against(first: Finding, evidence: Evidence) -> Finding | None:
     """Return why the first finding is no verdict; None where it is one."""
     shared = evidence.card.known("others_share") or 0.0
     if shared > limits.FOREIGN_LOAD:
-        seen = "of the time kernels of other processes ran on the same GPU"
-        return unsure(NEIGHBOUR, STOP_OTHERS, Measured(seen, shared, by="NVML"))
+        seen = f"{shared:.0%} of the time kernels of other processes ran on the same GPU (NVML)."
+        return unsure("neighbour", seen, STOP_OTHERS)
     taken = taken_by_others(first, evidence)
     if taken > limits.FOREIGN_LOAD:
-        seen = "of the time in which this program had work, others had its cores"
-        by = f"psutil; threshold {limits.FOREIGN_LOAD:.0%}"
-        return unsure(NEIGHBOUR, STOP_OTHERS, Measured(seen, taken, by=by))
-    kernels = None if evidence.known("trace") else evidence.known("kernels")
+        seen = f"{taken:.0%} of the time in which this program had work, others had its cores "
+        return unsure("neighbour", f"{seen}(threshold {limits.FOREIGN_LOAD:.0%}).", STOP_OTHERS)
+    kernels = evidence.known("kernels")
     if kernels is not None and evidence.compute_us:
         ratio = kernels.kernel_us / evidence.compute_us
-        graphs = kernels.cuda_graphs or evidence.knobs.get("compile") in GRAPH_MODES
-        least = limits.GRAPH_KERNELS if graphs else 0.0
-        if ratio == 0 or ratio < least or ratio > limits.DISAGREE_OVER:
-            return unsure(
-                "instruments_disagree",
-                MAKERS_PROFILER,
-                Measured("of kernels in a step, by the x-ray", kernels.kernel_us / 1e3, "ms"),
-                Measured("of a busy device, by its events", evidence.compute_us / 1e3, "ms"),
-            )
+        least = limits.GRAPH_KERNELS if kernels.cuda_graphs else 0.0
+        if not ratio or not least <= ratio <= limits.DISAGREE_OVER:
+            seen = f"{kernels.kernel_us / 1e3:.1f} ms of kernels in a step, by the x-ray, and "
+            seen += f"{evidence.compute_us / 1e3:.1f} ms of a busy device, by its events."
+            return unsure("instruments_disagree", seen, OTHER_PROFILER)
     return unseen(evidence) if first.name == "compute" else None
 
 
@@ -104,37 +70,31 @@ def taken_by_others(first: Finding, evidence: Evidence) -> float:
     """Return the share of time in which others had the cores, where that speaks against a finding.
 
     What makes all of a program slower in proportion leaves its lines and their shares as they are.
-    But it starves loader workers, which is then no fault of theirs; and a device that others use is
-    not the limit, nor are its launches of a watched loop's making.
+    But it starves loader workers, which is then no fault of theirs; and a CPU that others use is
+    not the limit.
     """
     taken = evidence.stolen_by_others
-    doubted = evidence.kind == "cpu" and first.cause in CONCLUDED
-    if evidence.known("loop"):
-        doubted = doubted or first.name == "launch" or first.cause == "cold_start"
     starved = evidence.has_workers and first.cause in OF_SLOW_WORKERS and first.lost_share <= taken
-    return taken if doubted or starved else 0.0
+    is_limit = evidence.kind == "cpu" and not first.lost_share
+    return taken if starved or is_limit or first.cause == "cold_start" else 0.0
 
 
 def unseen(evidence: Evidence) -> Finding | None:
-    """The device seems to be the limit, and nothing saw whether it works."""
-    share = evidence.compute_share
-    if evidence.launches_only:
-        seen = "of the time the host is in the loop's body; what the device did was not timed here"
-        return unsure("device_not_timed", HEADROOM, Measured(seen, share))
-    if evidence.gaps_may_hide:
-        seen = (
-            "of the time, at most, the device is busy: a step counts from its first kernel to its "
-            "last, and whether gaps between them are waits for the host was not seen"
-        )
-        witness = evidence.card.known("witness")
-        told = (Measured(witness.said),) if witness else ()
-        return unsure("busy_is_an_upper_bound", look_inside(evidence), Measured(seen, share), *told)
+    """Nothing saw whether the device works, where it seems to be the limit."""
     loop = evidence.known("loop")
+    if evidence.launches_only:
+        seen = "The device was not timed: it may work while the loop waits for data."
+        return unsure("device_not_timed", seen, HEADROOM)
+    if evidence.gaps_may_hide:
+        witness = evidence.card.known("witness")
+        seen = f"{evidence.compute_share:.0%} of the time, at most, the device is busy, an upper "
+        seen += f"bound, as gaps between its kernels count{f': {witness.said}' if witness else ''}."
+        return unsure("busy_is_an_upper_bound", seen, LOOK_INSIDE)
     if loop is None or evidence.body:
         return None
     missing = loop.lines.missing or "too few stacks were sampled"
-    seen = f"of the time is the loop's body; whether that is training was not seen: {missing}"
-    return unsure("body_not_seen", PROFILE, Measured(seen, share))
+    seen = f"Whether the loop body is training was not seen: {missing}."
+    return unsure("body_not_seen", seen, LOOK_INSIDE)
 
 
 # -- what limits a verdict -------------------------------------------------------------------------
@@ -148,11 +108,9 @@ def caveats(evidence: Evidence, run: RunData, seconds: float) -> dict[str, float
     said = {}
     use, crowded = evidence.use, evidence.crowded_by
     if crowded > limits.DISTURBS:
-        taken = f"had the model's core for {crowded:.0%} of the time"
-        if use.others_share > limits.DISTURBS:
-            named = f": {listed(run.beside)}" if run.beside else ""
-            taken = f"used {use.others:.1f} of {use.cores} cores meanwhile{named}"
-        said[f"Other programs {taken}."] = max(1 - crowded, 0.0)
+        named = f": {listed(run.beside)}" if run.beside else ""
+        taken = f"{use.others or 0.0:.1f} of {use.cores} cores meanwhile{named}"
+        said[f"Other programs used {taken}."] = max(1 - crowded, 0.0)
     if run.on_the_card:
         share = evidence.card.known("others_share")
         named = f"Other programs were on the same GPU: {listed(run.on_the_card)}."
@@ -167,15 +125,10 @@ def caveats(evidence: Evidence, run: RunData, seconds: float) -> dict[str, float
     return said
 
 
-def not_seen(evidence: Evidence) -> list[str]:
-    """Return notes on what no instrument saw of the device."""
-    notes = []
-    if evidence.known("loop") and not evidence.body:
-        notes.append(BODY_NOTE)
+def not_seen(evidence: Evidence) -> tuple[str, ...]:
+    """Return notes on what no instrument saw: causes that ask for it are not judged."""
+    doubt = unseen(evidence)
+    notes = [doubt.evidence] if doubt else []
     if evidence.of_bench and not (evidence.known("xray") or evidence.known("kernels")):
         notes.append("No x-ray: what happens inside the compute was not seen (xray=True).")
-    if evidence.gaps_may_hide:
-        notes.append("On a GPU gaps between kernels count as busy: its share is an upper bound.")
-    if evidence.launches_only:
-        notes.append("The device was not timed: it may work while the loop waits for data.")
-    return notes
+    return tuple(notes)

@@ -87,7 +87,6 @@ class Kernels(Measures):
 class CardEvidence(Measures):
     """What a GPU's events and counters tell, and the processes on it."""
 
-    launches: float  # share of time the threads that launch kernels had no core
     others_share: float  # other processes' kernels ran on it
     heat: Heat
     witness: Witness  # the surest of whether it works while it is busy
@@ -113,7 +112,6 @@ class Batch(Measures):
     """What is known of a watched loop's batches."""
 
     dtype: str  # of the largest array in the first one
-    on_gpu: bool = False  # whether the loader makes them on a GPU, as no worker could
     bytes: float  # of its large arrays, in an ordinary step
 
 

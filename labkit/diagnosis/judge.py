@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from dataclasses import replace
 
 import numpy as np
 
-from labkit.diagnosis import cause, causes, doubts  # noqa: F401 - causes register themselves
+from labkit.diagnosis import causes, doubts  # noqa: F401 - causes register themselves
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.causes.around import of_the_whole
 from labkit.diagnosis.causes.compute import nothing_lost
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import CONCLUDED, Finding, Measured, Remedy
+from labkit.diagnosis.findings import BESIDE_TRAINING, LOSS, WARNING, Finding, found
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.trace_evidence import of_trace, of_traces
 from labkit.diagnosis.verdict import Diagnosis
@@ -26,28 +26,24 @@ def of_run(run: RunData, ranks_cores: float = 0.0) -> Diagnosis:
     source = run.mark or f"measured on {run.machine.name}"
     table = StepTable(run, ranks_cores)
     if table.steps < limits.MIN_STEPS:
-        return Diagnosis((worded(doubts.too_short(table.steps)),), 0.0, source, mark=run.mark)
+        doubt = worded(doubts.too_short(table.steps))
+        return Diagnosis((doubt,), 0.0, source, mark=run.mark)
     evidence = table.evidence()
-    findings = by_cost(evidence)
-    most = most_confidence(findings[0], evidence)
-    doubt, confidence = doubts.against(findings[0], evidence), 0.0
-    if doubt is None:
-        agree = resampled(table)
-        confidence = agree[findings[0].name, findings[0].rank] / limits.RESAMPLES
-        if confidence < limits.MIN_CONFIDENCE:
-            names = list(dict.fromkeys(name for (name, _), _ in agree.most_common()))
-            doubt = doubts.too_close(confidence, names)
+    first, *_ = findings = by_cost(evidence)
+    agree = resampled(table)
+    doubt = doubts.against(first, evidence) or doubts.too_close(agree)
+    told = [worded(each, evidence, run) for each in (*filter(None, [doubt]), *findings)]
+    # Doubts first; what no remedy is expected to make smaller after all that one does
+    told.sort(key=lambda each: each.name != "unsure" and not (each.lost_share and each.remedies))
     caveats = doubts.caveats(evidence, run, table.seconds)
-    told = (doubt, *findings) if doubt else findings
+    sure = 0.0 if doubt else agree[first.name] / limits.RESAMPLES
     return Diagnosis(
-        helpful_first([worded(each, evidence, run) for each in told]),
-        min(confidence * min(caveats.values(), default=1.0), most),
+        tuple(told),
+        min(sure * min(caveats.values(), default=1.0), most_confidence(first, evidence)),
         source,
-        tuple(doubts.not_seen(evidence)),
+        doubts.not_seen(evidence),
         tuple(caveats),
-        cause.not_judged(evidence),
-        of_pipeline=evidence.of_bench,
-        mark=run.mark,
+        run.mark,
     )
 
 
@@ -55,53 +51,49 @@ def of_traced(traced: Breakdown | RankTraces) -> Diagnosis:
     """Diagnose what was read from the trace of a rank, or from those of several."""
     evidence = of_trace(traced) if isinstance(traced, Breakdown) else of_traces(traced)
     findings = tuple(worded(each, evidence) for each in by_cost(evidence))
-    notes, unjudged = tuple(doubts.not_seen(evidence)), cause.not_judged(evidence)
-    return Diagnosis(findings, lead(evidence), traced.source, notes, not_judged=unjudged)
+    return Diagnosis(findings, lead(evidence), evidence.source)
 
 
 def of_published(known: PublicTrace) -> Diagnosis:
     """Return what others found in a trace that could not be read."""
-    missing = (Remedy("fetch_the_trace", known.missing),)
-    seen = (Measured(known.why.rstrip(".")),)
-    found = Finding(known.bottleneck, "published", measured=seen, remedies=missing)
+    found = Finding(known.bottleneck, "published", evidence=known.why, advice=known.missing)
     return Diagnosis((worded(found),), 0.0, known.mark)
 
 
 def losses(evidence: Evidence) -> tuple[list[Finding], dict[str, float]]:
-    """Return what every cause costs, however small, and each bottleneck's loss: causes add up."""
-    found = of_the_whole(list(cause.found(evidence)), evidence)
-    total: dict[str, float] = {}
-    for finding in found:
-        total[finding.name] = total.get(finding.name, 0.0) + finding.lost_share
-    return found, total
+    """Return what every cause costs, however small, and each bottleneck's loss: causes add up.
+
+    Where a script does much beside its training, what the others cost is a share of the rest.
+    """
+    losing = list(found(evidence, LOSS))
+    rest = 1 - sum(each.lost_share for each in losing if each.cause in BESIDE_TRAINING)
+    total: dict[str, float] = defaultdict(float)
+    for place, each in enumerate(losing):
+        share = each.lost_share * (1 if each.cause in BESIDE_TRAINING else rest)
+        losing[place] = replace(each, lost_share=share)
+        total[each.name] += share
+    return losing, total
 
 
-def by_cost(evidence: Evidence) -> tuple[Finding, ...]:
+def by_cost(evidence: Evidence) -> list[Finding]:
     """Return the losses worth a name, the costliest bottleneck first; `compute` without any."""
-    found, total = losses(evidence)
+    losing, total = losses(evidence)
     limit = limits.WORTH_NAMING
-    named = [f for f in found if total[f.name] >= limit[f.name]]
-    named = [f for f in named if f.lost_share >= limit[f.name] / 2] or named
+    named = [
+        each
+        for each in losing
+        if total[each.name] >= limit[each.name] and each.lost_share >= limit[each.name] / 2
+    ]
     named.sort(key=lambda finding: (-total[finding.name], -finding.lost_share))
     known = {finding.cause for finding in named}
-    named += [each for each in cause.found(evidence, cause.WARNING) if each.cause not in known]
-    return tuple(named or [nothing_lost(evidence, total)])
+    named += [each for each in found(evidence, WARNING) if each.cause not in known]
+    return named or [nothing_lost(evidence, total)]
 
 
-def helpful_first(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Put a loss that no remedy is expected to make smaller after one that a remedy does."""
-    losing = [each for each in findings if each.lost_share]
-    helped = [each for each in losing if each.remedies]
-    if losing[:1] == findings[:1] and helped and not findings[0].remedies:
-        findings = [helped[0], *(each for each in findings if each is not helped[0])]
-    return tuple(findings)
-
-
-def resampled(table: StepTable) -> Counter[tuple[str, int | None]]:
+def resampled(table: StepTable) -> Counter[str]:
     """Return how often which bottleneck comes first where the steps are drawn anew."""
     draws = np.random.default_rng(0).integers(0, table.rows, (limits.RESAMPLES, table.rows))
-    again = (by_cost(table.evidence(drawn))[0] for drawn in draws)
-    return Counter((first.name, first.rank) for first in again)
+    return Counter(by_cost(table.evidence(drawn))[0].name for drawn in draws)
 
 
 def lead(evidence: Evidence) -> float:
@@ -116,6 +108,6 @@ def most_confidence(first: Finding, evidence: Evidence) -> float:
     """Return the most confidence in a verdict: a device is trusted where something saw it."""
     if evidence.launches_only:
         return limits.UNSEEN
-    if first.cause not in CONCLUDED or evidence.known("xray") or evidence.known("kernels"):
+    if first.lost_share or evidence.known("xray") or evidence.known("kernels"):
         return 1.0
     return limits.LINES_SEEN if evidence.body else limits.UNSEEN

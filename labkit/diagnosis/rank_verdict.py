@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.findings import Finding, Remedy, bound, loss
+from labkit.diagnosis.findings import Finding, Remedy, loss
 from labkit.diagnosis.judge import of_run
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
@@ -85,14 +85,15 @@ def between_ranks(times: RankTimes) -> list[Finding]:
     seen = f"of the time the others wait for rank {rank}, seemingly busy: it takes "
     seen += f"{own[late] * step_ms:.1f} ms of a step for its own part, {longer * step_ms:.1f} ms "
     seen += f"more than they do; rank {rank} waits for data for {times.wait[late] * step_ms:.1f} ms"
-    what = "straggler", "one_rank_is_slower", longer, seen, LOOK_AT_IT
+    what, remedy = ("straggler", "one_rank_is_slower"), LOOK_AT_IT
     if waits_longer >= longer / 2:
-        what = "input", "one_rank_is_short_of_data", longer, seen, FEED_RANK
-    is_late = loss(*what, by="stamps of all ranks", rank=rank, at_most=bound(longer))
+        what, remedy = ("input", "one_rank_is_short_of_data"), FEED_RANK
+    is_late = loss(*what, longer, seen, "stamps of all ranks", remedy, rank=rank)
     lost = float(times.transfer.mean())
     seen = "of the time ranks wait for gradients that every rank has computed, not overlapped"
-    what = "communication", "the_exchange_is_not_hidden", lost, seen, EXCHANGE_LESS
-    exchange = loss(*what, by="stamps in DDP's communication hook", at_most=bound(lost))
+    by = "stamps in DDP's communication hook"
+    name = "the_exchange_is_not_hidden"
+    exchange = loss("communication", name, lost, seen, by, EXCHANGE_LESS)
     least = limits.WORTH_NAMING
     found = [is_late] if longer >= least["straggler"] else []
     found += [exchange] if lost >= least["communication"] else []

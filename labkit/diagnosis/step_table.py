@@ -120,14 +120,8 @@ def _stall_share(wait: np.ndarray) -> float:
 
 def _batch(run: RunData) -> Batch:
     """Return what is known of a run's batches."""
-    # Not of a prefetcher or Accelerate's loader, which move there what workers have made
-    is_plain = run.watched == "DataLoader" and not run.pipeline.num_workers
     sizes = run.batch_bytes[np.isfinite(run.batch_bytes)]
-    return Batch(
-        dtype=run.batch_dtype,
-        on_gpu=run.batch_on_gpu and is_plain,
-        bytes=float(np.median(sizes)) if len(sizes) else None,
-    )
+    return Batch(dtype=run.batch_dtype, bytes=float(np.median(sizes)) if len(sizes) else None)
 
 
 def _workers(run: RunData) -> WorkerEvidence | None:
@@ -166,10 +160,8 @@ def _epochs(run: RunData) -> Epochs:
 
 def _card(run: RunData) -> CardEvidence:
     """Return what a GPU showed."""
-    in_line = None if run.watched else mean_of(run, "launch_line")
     heat = heat_of(run)
     return CardEvidence(
-        launches=in_line and min(in_line, 1.0),
         # None where the driver does not tell it (MIG, older drivers). A process that only has a
         # context there slows nobody down
         others_share=mean_of(run, "others_sm"),

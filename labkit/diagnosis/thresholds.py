@@ -63,10 +63,9 @@ BESIDE = 0.25  # of a script's time, outside its training: more than a usual val
 LONG = 2.0  # a step is long whose body takes this many ordinary ones
 REGULAR = 0.7  # share of the distances between long steps that are alike, where they are periodic
 IN_LONG_STEPS = 0.6  # share of a kind of work that falls into long steps, where it makes them
-DRIFT = 1.25  # the last fifth of the steps takes this many times the first
-# The same where nothing else was seen to grow: a virtual machine changes its speed. A loop
-# of even steps was called drifting at 1.3 in one run of four
-DRIFT_ALONE = 1.5
+# The last fifth of the steps takes this many times the first. A virtual machine changes its speed:
+# a loop of even steps was called drifting at 1.3 in one run of four
+DRIFT = 1.5
 MOST_OF_LOADING = 0.5  # share of the time of making batches in one function: that is the cause
 FEWEST_LINES = 20  # samples, of loading, that may speak for lines
 
@@ -74,9 +73,7 @@ FEWEST_LINES = 20  # samples, of loading, that may speak for lines
 COMPUTES = 0.8  # CPU time over wall time of a worker that hardly ever waits
 MOSTLY_WAITS = 0.5  # and below this it is said to wait
 WORKERS_REST = 0.5  # of the time without work, while the loop waits
-UNEVEN = 1.5  # the busiest worker's work over the mean
 HANGS_S = 30.0  # without progress; SPDL's case studies have reads of several seconds
-WORKERS_GREW_GIB = 0.5
 
 # == inside the compute ==
 # What 16-bit formats gain on Tensor Cores at the least (PyTorch and NVIDIA mixed-precision guides:

@@ -13,7 +13,6 @@ from labkit.traces.ranks import RankTraces
 # Of what ranks lose, all lose the least; what one loses more, the others spend in collectives,
 # waiting for it
 LOST_BY_ALL = ("wait_share", "copy_share", "launch_share", "outside_share")
-ON_AVERAGE = ("communication_share", "compute_share")
 
 
 def of_trace(traced: Breakdown) -> Evidence:
@@ -53,12 +52,12 @@ def of_traces(ranks: RankTraces) -> Evidence:
     """Return the evidence of a job from the traces of its ranks."""
     first, *_ = each = [of_trace(rank) for rank in ranks]
     late = ranks.straggler
-    said = "" if late is None else ranks.headline
     return first.but(
         source=f"profiler traces {ranks.source}, {len(each)} ranks",
-        trace=TraceFacts(**vars(first.trace), late_rank=late, late_said=said),
+        trace=first.trace.but(late_rank=late, late_said=ranks.headline),
+        communication_share=fmean(one.communication_share for one in each),
+        compute_share=fmean(one.compute_share for one in each),
         **{name: min(getattr(one, name) for one in each) for name in LOST_BY_ALL},
-        **{name: fmean(getattr(one, name) for one in each) for name in ON_AVERAGE},
     )
 
 

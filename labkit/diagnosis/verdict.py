@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import html
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from labkit.diagnosis.findings import BESIDE_TRAINING, BOTTLENECKS, Finding, in_words
 from labkit.results.result import Result, Table, copy_buttons
-from labkit.text import but_call
-
-SHOWN = 4  # findings of the details
-WITHOUT = {  # what is said where evidence of this name is missing
-    "xray": "no x-ray looked inside the steps (xray=True)",
-    "workers": "the loader's workers were not timed",
-    "kernels": "no profiler saw the GPU's kernels",
-    "heat": "the driver did not tell why the GPU's clock was held down",
-    "launches": "nothing timed the threads that launch kernels",
-}
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,9 +21,6 @@ class Diagnosis(Result):
     source: str  # where it was measured
     notes: tuple[str, ...] = ()  # what limits the verdict
     caveats: tuple[str, ...] = ()  # what limits it so severely that the first line says it
-    # What was not measured, as the evidence names it, and the causes that this left unjudged
-    not_judged: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    of_pipeline: bool = False  # rather than of somebody's loop or trace
     mark: str | None = None  # says RECORDED, and on what, where it was not measured here
 
     @property
@@ -60,13 +46,12 @@ class Diagnosis(Result):
     @property
     def headline(self) -> str:
         """The verdict in a few words."""
-        blamed = self.rank is not None and self.bottleneck != "communication"
-        where = f" on rank {self.rank}" if blamed else ""
         first = self.findings[0]
-        about = BESIDE_TRAINING.get(first.cause)
-        if about and first.lines:
-            about += f", {first.lines[0].place}"
-        return f"{self.bottleneck}{where} ({about or BOTTLENECKS[self.bottleneck]})"
+        about = BOTTLENECKS[first.name]
+        if first.cause in BESIDE_TRAINING:
+            about = in_words(first.cause)
+        is_blamed = first.rank is not None and first.name != "communication"
+        return f"{first.name}{f' on rank {first.rank}' if is_blamed else ''} ({about})"
 
     def to_dict(self) -> dict[str, object]:
         """Return the diagnosis as JSON types."""
@@ -77,7 +62,6 @@ class Diagnosis(Result):
             "source": self.source,
             "notes": [*self.notes, *self.caveats],
             "rank": self.rank,
-            "not_judged": {name: list(causes) for name, causes in self.not_judged.items()},
         }
 
     @property
@@ -86,14 +70,14 @@ class Diagnosis(Result):
         first = self.findings[0]
         told = [f"Bottleneck {self.headline}", *self.caveats]
         if first.lost_share:
-            told[0] += f": {first.lost} of the time"
+            told[0] += f": {first.lost_share:.0%} of the time"
         what = ". ".join(each.rstrip(".") for each in told)
-        mark = f"{self.mark}: " if self.mark else ""
+        what = f"{self.mark}: {what}" if self.mark else what
         code = first.code.strip()
         if "\n" in code:
             code = textwrap.indent(f"\n{code}", "    ")
         do = f"{first.advice} In PyTorch: {code}" if code else first.advice
-        return f"{mark}{what}", f"Why: {first.evidence}", f"Do: {do}"
+        return what, f"Why: {first.evidence}", f"Do: {do}"
 
     @property
     def details(self) -> Table:
@@ -101,28 +85,17 @@ class Diagnosis(Result):
         return self.table()
 
     def table(self) -> Table:
-        """Return the findings, the costliest first, and what can be copied of the first remedy."""
-        shown = self.findings[:SHOWN]
+        """Return the findings, the costliest first."""
+        rows = []
         foot = [self.source, *self.notes, *self.caveats]
-        for name, causes in self.not_judged.items():
-            foot.append(f"Not judged, as {WITHOUT[name]}: {', '.join(map(in_words, causes))}.")
-        for finding in shown:
-            cause = in_words(finding.cause)
-            foot += [f"{cause}, also: {other.text}" for other in finding.remedies[1:]]
-            if finding.code:
-                foot += [f"{cause}, in PyTorch:", textwrap.indent(finding.code.rstrip(), "    ")]
-        first = shown[0]
-        copies = {"PyTorch": first.code} if first.code else {}
-        if self.of_pipeline and first.remedies and first.remedies[0].changes:
-            copies["labkit"] = but_call(first.remedies[0].changes)
-        return Table(
-            [(each.title, each.lost, each.evidence, each.advice) for each in shown],
-            head=("finding", "time lost", "evidence", "what to change"),
-            title=f"Bottleneck: {self.headline}",
-            foot=foot,
-            left=(0, 2, 3),
-            copies=copies,
-        )
+        for each in self.findings:
+            cause = in_words(each.cause)
+            lost = f"{each.lost_share:.0%}" if each.lost_share else None
+            rows.append((f"{each.name}: {cause}", lost, each.evidence, each.advice))
+            if each.code:
+                foot += [f"{cause}, in PyTorch:", textwrap.indent(each.code.rstrip(), "    ")]
+        head = ("finding", "time lost", "evidence", "what to change")
+        return Table(rows, head, f"Bottleneck: {self.headline}", foot, left=(0, 2, 3))
 
     def __repr__(self) -> str:
         return "\n".join(self.three_lines)
@@ -133,7 +106,7 @@ class Diagnosis(Result):
             place = html.escape(words)
             do = do.replace(place, f"<a href='{html.escape(address)}'>{place}</a>", 1)
         text = f"<b>{what}</b><div>{why}</div><div style='white-space:pre-wrap'>{do}</div>"
-        details = self.details
-        more = replace(details, copies={})._repr_html_()
-        folded = f"<details><summary>all findings</summary>{more}</details>"
-        return f"{text}{copy_buttons(details.copies)}{folded}"
+        code = self.findings[0].code
+        copied = copy_buttons({"PyTorch": code}) if code else ""
+        more = self.details._repr_html_()
+        return f"{text}{copied}<details><summary>all findings</summary>{more}</details>"

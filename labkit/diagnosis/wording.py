@@ -2,89 +2,84 @@
 
 from __future__ import annotations
 
-import math
+import functools
+import re
 from dataclasses import replace
+from typing import Any
 
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import Estimate, Finding, Remedy, gain_without
-from labkit.diagnosis.known_calls import known_first
-from labkit.diagnosis.loader_code import as_comment
+from labkit.diagnosis.findings import Finding, Remedy, gain_without
+from labkit.diagnosis.hot_lines import MAKING, Line
 from labkit.prediction.prediction import WORTH, predict
 from labkit.results.run_data import RunData
 from labkit.results.script import changed_lines
+from labkit.results.templates import DATA
 
 NOTHING_TO_SET = f"No setting is expected to gain as much as {WORTH:.0%}."
+AT_MOST = 2.0  # a larger gain that only the lost share bounds is not stated: it seldom comes
+NOTHING_KNOWN = Evidence(kind="cpu")
+# Losses beside which their remedies also shorten what else the device does
+UNBOUNDED = ("launch", "memory_bandwidth", "precision", "communication")
 
 
 def worded(
-    finding: Finding, evidence: Evidence | None = None, run: RunData | None = None
+    finding: Finding, evidence: Evidence = NOTHING_KNOWN, run: RunData | None = None
 ) -> Finding:
     """Return a finding with the remedies that are for its run, the advice and the code to paste.
 
-    Without evidence there are no settings to fill in, and no code.
+    What a remedy brings is known of a bench's own pipeline alone, by simulation: one that
+    would gain no more than noise is left out. Of a user's loop the most is known that batches which
+    are ready would bring.
     """
-    code = ""
-    if evidence is not None:
-        finding = _filled(finding, evidence, run)
-        code = _code(finding.remedies[0], evidence) if finding.remedies else ""
+    most = finding.at_most or _most(finding, evidence)
+    # Else the loader does not hold this loop back
+    is_worth = most is None or most > 1 + WORTH
+    found = [(remedy, _gain(remedy, run)) for remedy in finding.remedies if is_worth]
+    kept = [(remedy, gain) for remedy, gain in found if gain is None or gain[0] > 1 + WORTH]
+    remedies = tuple(remedy for remedy, _ in kept)
+    finding = replace(
+        finding, remedies=remedies, expected=kept[0][1] if kept else None, at_most=most
+    )
+    finding = known_first(finding)
+    code = _code(finding.remedies[0], evidence) if finding.remedies else ""
     return replace(finding, advice=_advice(finding), code=code)
 
 
-def _filled(finding: Finding, evidence: Evidence, run: RunData | None) -> Finding:
-    """Return a finding with its remedies as they are for a run, and what the first should bring.
-
-    That is known of a bench's own pipeline alone, by simulation: a remedy that is sure to gain goes
-    before the others, and one that would gain no more than noise is left out. Of a user's loop the
-    most is known that batches which are ready would bring.
-    """
-    found = [(remedy, _gain(remedy, run)) for remedy in finding.remedies]
-    most = _most(finding, evidence)
-    if most <= 1 + WORTH:
-        found = []  # the loader does not hold this loop back
-    kept = [(remedy, gain) for remedy, gain in found if gain is None or gain.value > 1 + WORTH]
-    kept.sort(key=lambda each: each[1] is None or each[1].low <= 1)  # the sure ones in front
-    finding = replace(
-        finding,
-        remedies=tuple(remedy for remedy, _ in kept),
-        expected=kept[0][1] if kept else None,
-        at_most=most if most < math.inf else None,
-    )
-    return known_first(finding) if evidence.known("loop") else finding
-
-
-def _gain(remedy: Remedy, run: RunData | None) -> Estimate | None:
-    """Return the gain of a remedy's settings; None where nothing simulates it."""
-    if not remedy.changes or run is None or run.watched or not run.throughput:
+def _gain(remedy: Remedy, run: RunData | None) -> tuple[float, float, float] | None:
+    """Return the gain of a remedy's settings and its range; None where nothing simulates it."""
+    if not remedy.changes or run is None or run.watched:
         return None
     found = predict(run, **remedy.changes)
-    if not found.throughput or found.throughput_range is None:
+    if not run.throughput or not found.throughput or found.throughput_range is None:
         return None
-    return Estimate(*(r / run.throughput for r in (found.throughput, *found.throughput_range)))
+    low, high = found.throughput_range
+    return found.throughput / run.throughput, low / run.throughput, high / run.throughput
 
 
-def _most(finding: Finding, evidence: Evidence) -> float:
-    """Return the most that a finding's remedies may bring; infinite: nothing bounds it.
+def _most(finding: Finding, evidence: Evidence) -> float | None:
+    """Return the most that a finding's remedies may bring; None: nothing bounds it.
 
     Replay leaves out the start of a pass, for which workers that start anew make a loop wait.
     Workers that have a CPU's cores make its steps longer, too.
     """
-    most = finding.at_most or math.inf
-    if finding.name != "input" or not finding.lost_share or evidence.of_bench:
-        return most
-    replayed = evidence.known("headroom")
-    if replayed is not None and finding.cause != "workers_restart":
-        return min(most, replayed)
-    beside = evidence.kind == "cpu" and evidence.has_workers
-    return most if beside else min(most, gain_without(finding.lost_share))
+    if not finding.lost_share or finding.name in UNBOUNDED:
+        return None
+    if finding.name == "input" and finding.cause != "workers_restart":
+        replayed = evidence.known("headroom")
+        if replayed is not None or (evidence.kind == "cpu" and evidence.has_workers):
+            return replayed
+    most = gain_without(finding.lost_share)
+    return most if finding.name == "input" or most <= AT_MOST else None
 
 
 def _advice(finding: Finding) -> str:
     """Return what to change first, what to expect of it, and where that is explained."""
-    if not finding.remedies:
-        return NOTHING_TO_SET if finding.lost_share else ""
-    expected = _expectation(finding) if finding.lost_share else ""
+    first = finding.remedies[0].text if finding.remedies else finding.advice
+    expected = ""
+    if finding.lost_share:
+        expected = _expectation(finding) if finding.remedies else NOTHING_TO_SET
     read_on = f"See {', and '.join(finding.places)}." if finding.places else ""
-    return " ".join(filter(None, [finding.remedies[0].text, expected, read_on]))
+    return " ".join(filter(None, [first, expected, read_on]))
 
 
 def _expectation(finding: Finding) -> str:
@@ -92,19 +87,48 @@ def _expectation(finding: Finding) -> str:
     if finding.expected:
         value, low, high = finding.expected
         return f"Expect {value:.1f}x the throughput ({low:.1f}x to {high:.1f}x)."
-    most = finding.remedies[0].at_most or finding.at_most
-    if most:
-        return f"At most {most:.1f} times as many steps."
-    can_be_tuned = finding.name == "input" and any(each.changes for each in finding.remedies)
-    how = "`labkit tune`" if can_be_tuned else "a run before and after"
-    return f"What it brings is unknown: measure it with {how}."
+    if finding.at_most:
+        return f"At most {finding.at_most:.1f} times as many steps."
+    return "What it brings is unknown: measure it with a run before and after."
 
 
 def _code(remedy: Remedy, evidence: Evidence) -> str:
     """Return what to type for a remedy, in plain PyTorch; "" for one of words alone."""
-    knobs, changes = dict(evidence.knobs), dict(remedy.changes)
-    if not changes:
-        return as_comment(remedy.code)
-    of_bench = evidence.of_bench
-    lines = changed_lines(knobs, knobs | changes) if of_bench else evidence.code.lines(changes)
-    return as_comment(remedy.code) + lines
+    if not evidence.of_bench:
+        return remedy.code + evidence.code.lines(remedy.changes)
+    knobs = dict(evidence.knobs)
+    return remedy.code + changed_lines(knobs, knobs | dict(remedy.changes))
+
+
+# -- calls that are known to be slow where they stand ----------------------------------------------
+
+FILE = DATA / "known_calls.csv"
+MOST = 0.3  # part of what a finding costs, from which a known call is the first thing to change
+
+
+@functools.cache
+def known_calls() -> list[Any]:
+    """Return all rows, with the columns as attributes."""
+    import pandas
+
+    return [*pandas.read_csv(FILE, keep_default_na=False).itertuples(index=False)]
+
+
+def known_call(line: Line) -> Any:
+    """Return the row of what is known of a line; None of most."""
+    where = "", "loading" if line.phase in MAKING else "body"
+    text = f"{line.call} ({line.kind})"  # of a manager's proxy the call alone does not tell it
+    rows = (row for row in known_calls() if row.where in where and re.search(row.call, text))
+    return next(rows, None) if line.call else None
+
+
+def known_first(finding: Finding) -> Finding:
+    """Put in front what helps the line that takes most of a finding's time, if that is known."""
+    line = finding.lines[0] if finding.lines else None
+    row = known_call(line) if line and line.share >= MOST * finding.lost_share else None
+    if line is None or row is None:
+        return finding
+    lesson = "items" if line.phase in MAKING else "lines"
+    text = f"`{line.call}` ({line.place}): {row.slow}. {row.do}"
+    remedy = Remedy("known_call", text, lesson)
+    return replace(finding, remedies=(remedy, *finding.remedies), expected=None)

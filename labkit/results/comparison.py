@@ -1,12 +1,22 @@
-"""One run against the run before it: what was changed, and what it brought."""
+"""Runs beside each other: one against the one before it, and a sweep over the values of knobs."""
 
 from __future__ import annotations
 
-from labkit.results.measurements import short
+import itertools
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from labkit.knobs import Settings, check_names
+from labkit.results.measurements import short, table_of
 from labkit.results.result import Result, Table
 from labkit.results.run_data import RunData
+from labkit.spec import KNOBS, Pipeline
 
+if TYPE_CHECKING:
+    import pandas
+
+OneRun = TypeVar("OneRun", bound=RunData)
 COMPARED = ("throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms")
+SWEPT = ("throughput", "utilization", "wait_ms", "compute_ms")
 LEAST_NOISE = 0.02  # relative difference of throughput that two runs may always have
 
 
@@ -66,3 +76,54 @@ class ComparedRuns(Result):
             new = getattr(self.after, name)
             rows.append((name, short(old), short(new), f"{new / old:.2f}x" if old and new else ""))
         return Table(rows, ("", "before", "after", "ratio"), foot=(self.verdict,))
+
+
+class SweptRuns(Result, Generic[OneRun]):
+    """The runs of a sweep: one for each of `settings`, or for the first of them where it ended."""
+
+    def __init__(self, pipeline: Pipeline, knobs: Settings):
+        """Check every combination before anything runs; raises ValueError naming a bad one."""
+        check_names(knobs, KNOBS)
+        if not knobs:
+            raise ValueError("a sweep needs a knob and its values: num_workers=[0, 2, 4].")
+        for name, values in knobs.items():
+            if not isinstance(values, (list, tuple, range)) or not values:
+                raise ValueError(
+                    f"{name}={values!r}: a sweep needs several values, such as [0, 2, 4]."
+                )
+        self.pipeline = pipeline
+        self.knobs = {name: list(values) for name, values in knobs.items()}
+        self.settings: list[Settings] = [
+            dict(zip(self.knobs, values, strict=True))
+            for values in itertools.product(*self.knobs.values())
+        ]
+        for setting in self.settings:
+            pipeline.but(**setting)
+        self.runs: list[OneRun] = []
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __getitem__(self, index: int) -> OneRun:
+        return self.runs[index]
+
+    @property
+    def best(self) -> OneRun | None:
+        """The Run with the highest throughput; None where none has numbers."""
+        measured = [run for run in self.runs if run.throughput]
+        return max(measured, key=lambda run: run.throughput or 0.0, default=None)
+
+    @property
+    def frame(self) -> pandas.DataFrame:
+        """A row for each setting: its knobs, what was measured, and the `error` of one without."""
+        import pandas
+
+        rows = []
+        for setting, run in itertools.zip_longest(self.settings, self.runs):
+            measured = {name: getattr(run, name, None) for name in SWEPT}
+            rows.append({**setting, **measured, "error": run.error if run else "not run"})
+        return pandas.DataFrame(rows, dtype=object).infer_objects()  # None is a knob's value too
+
+    def table(self) -> Table:
+        """Return the knobs, samples/s, busy share, wait and compute of each run."""
+        return table_of(self.frame)

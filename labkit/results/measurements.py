@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,14 +64,9 @@ class MeasurementsData(Result, LogData):
         A row that was skipped or that ran out of memory is no mistake.
         """
         events = self.all("row")
-        if not events or any(event.get("kind") != "mistake" for event in events):
+        if {event.get("kind") for event in events} != {"mistake"}:
             return None
         return events[0].get("error") or "nobody said why"
-
-    @property
-    def failures(self) -> list[Row]:
-        """The rows without numbers; `error` of each is the reason."""
-        return [row for row in self.all_rows if row["error"] is not None]
 
     def to_dict(self) -> dict[str, object]:
         """Everything measured, as JSON types."""
@@ -83,15 +78,17 @@ class MeasurementsData(Result, LogData):
     @property
     def numbers(self) -> str:
         """How much was measured, in a few words."""
-        failed = f", {len(self.failures)} without numbers" if self.failures else ""
-        return f"{counted(len(self), 'row')}{failed}"
+        failed = sum(row["error"] is not None for row in self.all_rows)
+        return counted(len(self), "row") + (f", {failed} without numbers" if failed else "")
+
+    @property
+    def what(self) -> str:
+        """The function that was measured."""
+        return self.name
 
     def table(self) -> Table:
         """Return the rows, three digits of each number; columns without a value are left out."""
-        ended = "" if self.outcome == "finished" else f"{self.outcome}: {self.error or ''}"
-        mark = f"{self.mark}: " if self.mark else ""
-        title = f"{mark}{self.name}: {self.numbers}, {self.machine.line}"
-        return table_of(self.rows.drop(columns="iqr_ms"), title, (ended,))
+        return table_of(self.rows, f"{LogData.__repr__(self)}, {self.machine.line}")
 
 
 def row_of(event: Event) -> Row:
@@ -125,10 +122,7 @@ def short(value: object) -> object:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def table_of(
-    frame: pandas.DataFrame, title: str = "", foot: Sequence[str] = (), bold: Collection[int] = ()
-) -> Table:
+def table_of(frame: pandas.DataFrame, title: str = "") -> Table:
     """Return a frame as it is printed, without the columns that have no value."""
     shown = frame.dropna(axis="columns", how="all").map(short).astype(object).fillna("-")
-    rows = shown.to_numpy().tolist()
-    return Table(rows, [*shown], title, [*filter(None, foot)], left=(), bold=bold)
+    return Table(shown.to_numpy().tolist(), [*shown], title, left=())

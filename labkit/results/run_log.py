@@ -98,9 +98,6 @@ class RunLog(LogData):
     # The number format of most of what a watched loop trains, as "float32"; None: unknown
     weights_dtype: str | None = fact("job", "weights_dtype")
 
-    # Whether the loader of a watched loop makes its batches on a GPU
-    batch_on_gpu: bool = fact("job", "batch_on_gpu", default=False)
-
     # The number format of the largest array in its first batch; None if unknown
     batch_dtype: str | None = fact("job", "batch_dtype")
 

@@ -244,8 +244,8 @@ class FunctionPanel(Panel):
         if rows:
             self.measured.add(added)
             self.draw()
-        errors = [row["error"] for row in added.failures]
-        took = [f"{short(row['ms'])} ms" for row in rows if "ms" in row]
+        errors = [row["error"] for row in rows if row["error"]]
+        took = [f"{short(row['ms'])} ms" for row in rows if row["ms"]]
         told = [*errors, *took] or [closing_line(added)]
         self.say(f"{what}: {', '.join(told)}", good=bool(rows) and not errors)
 

@@ -11,8 +11,7 @@ from labkit.results import saving
 from labkit.results.privacy import for_others
 from labkit.results.run_data import RunData
 from labkit.results.templates import template
-from labkit.view.run_figure import draw_run
-from labkit.view.workers_figure import draw_workers
+from labkit.view.run_figure import draw_run, draw_workers
 
 
 def export(run: RunData, path: str | os.PathLike[str], overwrite: bool = False) -> Path:

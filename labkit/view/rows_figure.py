@@ -42,7 +42,7 @@ def plot(
         rows: What `lk.measure` or `lk.published` returned, or any DataFrame. A row with an `error`
             or without a `y` is a gap, named below the axes.
         x: The column along the axis; powers of two are drawn at equal distances.
-        y: The column to show; "ms" has the interquartile range as error bars.
+        y: The column to show; "ms" has error bars: half the interquartile range up and down.
         by: A column: each of its values has a colour.
         beside: Another such table, dashed or pale: published numbers, a record of another machine.
         title: Above the figure.
@@ -52,12 +52,22 @@ def plot(
     """
     if log not in LOGS:
         raise ValueError(f"log={log!r} is not allowed: use 'x', 'y', 'xy', '' or None.")
-    drawn = tidied(rows, x, y, by)
+    drawn = _tidied(rows, x, y, by)
     if beside is not None:
-        drawn = pandas.concat([drawn, tidied(beside, x, y, by, True)], ignore_index=True)
-        drawn["label"] = drawn["label"].replace("", "here")
-    figure, [axes] = page(title, notes_of(drawn, y), [height_of(drawn)])
-    draw_rows(axes, drawn, x, y, log)
+        drawn = pandas.concat([drawn, _tidied(beside, x, y, by, True)], ignore_index=True)
+    colours = dict(zip(drawn["key"].unique(), itertools.cycle(LINES), strict=False))
+    drawn["colour"] = drawn["key"].map(colours)
+    is_lines = _is_number(drawn["x"])
+    height = LINES_IN if is_lines else BAR_IN * len(drawn) + AROUND_IN
+    figure, [axes] = page(title, _notes(drawn, y), [height])
+    axes.grid()
+    if is_lines:
+        _draw_lines(axes, drawn, log)
+        axes.set(xlabel=with_unit(x), ylabel=with_unit(y))
+    else:
+        _draw_bars(axes, drawn, log or "")
+        axes.set_xlabel(with_unit(y))
+    legend_above(axes)
     return figure
 
 
@@ -89,7 +99,7 @@ def plot_measured(
     return plot(rows, x, y, by if by in table else None, title=title, **more)
 
 
-def tidied(
+def _tidied(
     table: Rows, x: str, y: str, by: str | None = None, is_beside: bool = False
 ) -> pandas.DataFrame:
     """Return what is drawn of a table, as it is now, in a row for each of its rows.
@@ -100,18 +110,19 @@ def tidied(
 
     Raises ValueError where a column is missing.
     """
-    origin = ""
+    mark = None
     if not isinstance(table, pandas.DataFrame):
         now = table.data  # of one that grows, what is there
-        table, origin = now.rows, now.mark or ""
+        table, mark = now.rows, now.mark
     for column in filter(None, (x, y, None if is_beside else by)):
         if column not in table:
             raise ValueError(f"No column {column!r}; there are: {', '.join(table.columns)}.")
     frame = table.reset_index(drop=True)
-    if "source" in frame:
-        source = frame["source"].map(str).replace(GITHUB, r"\1", regex=True)
-        card = "" if "card" in (x, by) else frame["card"] + ", "
-        origin = card + "published by " + source
+    origin = pandas.Series(mark or "", frame.index)
+    if {"card", "source"} <= {*frame}:
+        origin = "published by " + frame["source"].replace(GITHUB, r"\1", regex=True)
+        if "card" not in (x, by):
+            origin = frame["card"] + ", " + origin
     key = pandas.Series("", frame.index)
     if by in frame:
         what = f"{by} ".replace("_", " ") if _is_number(frame[by]) else ""  # "batch size 64"
@@ -125,7 +136,7 @@ def tidied(
         "spread": optional[f"iqr_{y}"].astype(float) / 2,
         "key": key,
         "origin": origin,
-        "label": (key + ", " + origin).str.strip(", ") if is_beside else key,
+        "label": key.str.cat(origin, ", ").str.strip(", ") if is_beside else key,
         "is_beside": is_beside,
     }
     return pandas.DataFrame(columns)
@@ -135,21 +146,14 @@ def _is_number(column: pandas.Series) -> bool:
     return column.dtype.kind in "iuf"  # True and False are names
 
 
-def notes_of(drawn: pandas.DataFrame, y: str) -> list[str]:
+def _notes(drawn: pandas.DataFrame, y: str) -> list[str]:
     """Return what stands below the axes: where it was measured, and what has no number, and why."""
     notes = [*drawn.loc[~drawn["is_beside"], "origin"].unique()]
-    gaps = drawn.loc[drawn["y"].isna()]
+    gaps = drawn.loc[drawn["y"].isna(), ["label", "x", "error"]].astype(str)
     if len(gaps):
-        told = gaps[["label", "x", "error"]].astype(str)
-        notes.append(f"no {y}: {', '.join(' '.join(row).strip() for row in told.values)}")
-    if drawn["spread"].any():
-        notes.append("error bars: half the interquartile range up and down")
+        rows = gaps.agg(" ".join, axis="columns").str.strip()
+        notes.append(f"no {y}: {', '.join(rows)}")
     return notes
-
-
-def height_of(drawn: pandas.DataFrame) -> float:
-    """Return the height of the axes that `tidied` rows take, inches."""
-    return LINES_IN if _is_number(drawn["x"]) else BAR_IN * len(drawn) + AROUND_IN
 
 
 def with_unit(column: str) -> str:
@@ -157,29 +161,14 @@ def with_unit(column: str) -> str:
     return UNITS.get(column) or column.replace("_per_", "/").replace("_", " ")
 
 
-def draw_rows(axes: Axes, drawn: pandas.DataFrame, x: str, y: str, log: str | None = None) -> None:
-    """Draw `tidied` rows: lines over numbers, or bars beside names."""
-    colours = dict(zip(drawn["key"].unique(), itertools.cycle(LINES), strict=False))
-    drawn = drawn.assign(colour=drawn["key"].map(colours))
-    axes.grid()
-    if _is_number(drawn["x"]):
-        _draw_lines(axes, drawn, log)
-        axes.set(xlabel=with_unit(x), ylabel=with_unit(y))
-    else:
-        _draw_bars(axes, drawn, log or "")
-        axes.set_xlabel(with_unit(y))
-    legend_above(axes)
-
-
 def _draw_lines(axes: Axes, rows: pandas.DataFrame, log: str | None) -> None:
     """Draw a line through the rows of each label, dashed where they are beside."""
     for _, own in rows.groupby(["is_beside", "label"], sort=False):
         own = own.sort_values("x")
         first = own.iloc[0]
-        spread = own["spread"] if own["spread"].any() else None
         look = {"color": first["colour"], "linestyle": "--" if first["is_beside"] else "-"}
         look |= {"marker": "o", "label": first["label"], **WHISKER}
-        axes.errorbar(own["x"], own["y"], spread, **look)
+        axes.errorbar(own["x"], own["y"], own["spread"], **look)
     places = np.unique(rows["x"])
     is_doubling = len(places) > 2 and (np.frexp(places)[0] == 0.5).all()
     if log is None:

@@ -1,4 +1,4 @@
-"""The figure of a run, and of the one before it: teeth, the whole run, and the mean step.
+"""The figures of runs: one with its teeth, its ranks, its loader's workers, and a sweep of them.
 
 The teeth are true intervals, never samples, and only those of a short stretch are drawn.
 """
@@ -10,18 +10,25 @@ from collections.abc import Mapping
 import numpy as np
 import pandas
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from labkit.results.comparison import ComparedRuns
+from labkit.knobs import as_typed
+from labkit.results.comparison import ComparedRuns, SweptRuns
+from labkit.results.ranks import RanksData, delays_of
 from labkit.results.readings import driver_readings, readings_of
 from labkit.results.run_data import RunData
+from labkit.results.workers import MAIN, LoaderWorkers
+from labkit.text import counted
 from labkit.view import FIGURE_PX
 from labkit.view.live_frame import binned
+from labkit.view.rows_figure import plot
 from labkit.view.style import (
     BLUE,
     COMPUTE,
     COPY,
     INK,
+    OTHER,
     PARTS,
     SKY,
     WAIT,
@@ -35,8 +42,19 @@ from labkit.view.style import (
 
 WINDOW_STEPS = 10  # of the slower run, in the stretch that is enlarged; of two runs half as many
 TEETH, WHOLE, STEP = 1.1, 1.4, 0.25  # heights of the axes, relative to each other
+AROUND_IN, ROW_IN = 1.0, 0.3  # heights of what is around rows, and of a row, inches
 SINCE = "s since the first batch was asked for"
 LANES = {"loop waits for data": WAIT, "copy": COPY, "device busy": COMPUTE}
+RANK_PARTS = {  # part of RankTimes: (name, colour), as stacked
+    "wait": ("waiting for data", WAIT),
+    "compute": ("compute", COMPUTE),
+    "others": ("waiting for another rank", SKY),
+    "transfer": ("exchanging gradients", BLUE),
+    "other": ("other", OTHER),
+}
+WORK = {"the loop waits": WAIT, "loop body": COMPUTE, "fetches items": BLUE, "collates": SKY}
+MOST_LANES = 16  # of workers
+SHOWN_S = 3.0  # of what they did
 
 
 @our_style
@@ -48,8 +66,7 @@ def draw_run(run: RunData, before: RunData | None) -> Picture:
     runs = {"this run": run} if before is None else {"before": before, "this run": run}
     notes = [*(f"{name}: {each!r}" for name, each in runs.items()), run.machine.line]
     if run.utilization is None:
-        why = "utilization needs two steps or more, without the warm-up"
-        why += ", and to know when the device was busy" * run.launches_only
+        why = "utilization needs two steps or more, without the warm-up, and the device's own times"
         return page(f"Nothing to draw: {why}.", notes)[0]
     title = f"{run.throughput:,.0f} {run.unit}/s, {run.machine.kind.upper()} busy {run.busy_text}"
     if before is not None and (speedup := (compared := ComparedRuns(before, run)).speedup):
@@ -124,3 +141,64 @@ def changes(compared: ComparedRuns) -> str:
     """Say which knobs differ: "num_workers 0 → 6"."""
     moved = [f"{knob} {old} → {new}" for knob, (old, new) in compared.changed.items()]
     return ", ".join(moved) or "nothing changed"
+
+
+@our_style
+def draw_workers(workers: LoaderWorkers) -> Picture:
+    """Draw a few seconds of the loop and of each worker, in the middle of what was recorded."""
+    batches = workers.batches
+    if not len(batches):
+        return page("Nothing to draw: nothing was recorded of the loader's workers.")[0]
+    start_s = (batches.start.min() + batches.ready.max() - SHOWN_S) / 2
+    asked, ready, _, done = (workers.run.host_ns - workers.run.host_ns[0, 0]).T / 1e9
+    spans = np.column_stack([asked, ready]), np.column_stack([ready, done])
+    lanes = {"the loop": dict(zip(WORK, spans, strict=False))}
+    for number, own in list(batches.groupby("worker"))[:MOST_LANES]:
+        lanes["main process" if number == MAIN else f"worker {number}"] = {
+            "fetches items": own[["start", "fetched"]].to_numpy(),
+            "collates": own[["fetched", "ready"]].to_numpy(),
+        }
+    share = workers.rows.mean().cpu_share
+    title = f"Inside the loader: CPU time is {share:.0%} of the time to prepare a batch"
+    figure, [axes] = page(title, [], [AROUND_IN + ROW_IN * len(lanes)])
+    draw_lanes(axes, lanes, WORK, start_s, start_s + SHOWN_S)
+    axes.set_xlabel(SINCE)
+    legend_above(axes)
+    return figure
+
+
+@our_style
+def draw_ranks(ranks: RanksData, bottleneck: str) -> Figure:
+    """Draw `ranks`, and name the `bottleneck`; a run without numbers has a figure that says why."""
+    times = ranks.times
+    notes = [repr(ranks), ranks.machine.line]
+    count = counted(ranks.world_size, "rank")
+    if times is None:
+        return page(f"{count}, no numbers", notes)[0]
+    title = f"{count}: {ranks.throughput:,.0f} samples/s together; bottleneck: {bottleneck}"
+    figure, [axes] = page(title, notes, [AROUND_IN + ROW_IN * len(times.ranks)])
+    shares = {label: getattr(times, part) for part, (label, _) in RANK_PARTS.items()}
+    names = [f"rank {rank}" for rank in times.ranks]
+    stack(axes, pandas.DataFrame(shares, names), [colour for _, colour in RANK_PARTS.values()])
+    axes.set(xlabel="share of wall time, warm-up left out", xlim=(0, 1))
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    return figure
+
+
+def draw_sweep(sweep: SweptRuns) -> Figure:
+    """Draw throughput against the sweep's first knob, a line for each other combination.
+
+    Numbers are drawn to scale, names have bars: see `lk.plot`. A run without numbers is a gap; a
+    note says why.
+    """
+    knob, *others = sweep.knobs
+    rows = sweep.frame.rename(columns={"throughput": "samples/s"})
+    rows["setting"] = [as_typed({name: each[name] for name in others}) for each in sweep.settings]
+    rates = rows["samples/s"].astype(float)
+    title = f"sweep of {', '.join(sweep.knobs)}"
+    if rates.count() > 1:
+        best = as_typed(sweep.settings[int(rates.argmax())])
+        title = f"{best}: {rates.max() / rates.min():.1f}x the throughput of the slowest setting"
+    marks = dict.fromkeys(run.mark for run in sweep.runs)
+    title = "; ".join(filter(None, [*marks, title, delays_of(sweep.runs)]))
+    return plot(rows, knob, "samples/s", "setting" if others else None, title=title)

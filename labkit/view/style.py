@@ -44,7 +44,7 @@ NOTE_LENGTH = 140
 LONGEST = 600  # characters of a text
 LEGEND_LENGTH = 165  # characters beside each other, if all were as long as the longest
 LABELLED = 0.07  # of the longest row: a part at least so wide has its number inside
-EDGE_PT = 0.4  # so much is drawn around what is active in a lane: short intervals are to be seen
+EDGE_PT = 0.2  # so much is drawn around what is active in a lane: short intervals are to be seen
 
 RC = {
     "axes.prop_cycle": cycler(color=LINES),
@@ -86,7 +86,7 @@ class Picture(Figure):
 def png_of(figure: Figure) -> bytes:
     """Return a figure as PNG in few colours, on clear paper: to be read on a dark page as well."""
     drawn, packed = io.BytesIO(), io.BytesIO()
-    look = {"dpi": SHARPNESS * figure.dpi, "transparent": True, "metadata": {"Software": None}}
+    look = {"dpi": SHARPNESS * figure.dpi, "transparent": True}
     figure.savefig(drawn, format="png", **look)
     with Image.open(drawn) as image:
         image.quantize(COLOURS, Image.Quantize.FASTOCTREE).save(packed, format="png", optimize=True)
@@ -125,10 +125,10 @@ def legend_above(axes: Axes) -> None:
         axes.legend([*named.values()], [*named], **place)
 
 
-def drawable(text: str, length: int = LONGEST) -> str:
+def drawable(text: str) -> str:
     """Make foreign text fit to draw: Europe's letters, one line, of bounded length."""
     shown = re.sub("[^ -~\xa0-\u04ff\u2010-\u2027\u2190-\u22ff]", "?", text)
-    return shown if len(shown) <= length else f"{shown[: length - 1]}…"
+    return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}…"
 
 
 def stack(axes: Axes, widths: pandas.DataFrame, colours: Iterable[str]) -> None:

@@ -21,7 +21,6 @@ from labkit.api import Run
 
 MODES = ("offline", "online", "disabled")
 PATIENCE_S = 120  # then this process gives up, whatever the server does
-POINTS = 500  # of the utilization timeline
 Asked = bool | str | dict[str, str] | None
 
 
@@ -45,18 +44,18 @@ def log(run: Run, **settings: Any) -> None:
     """Write `run` as one W&B run in its folder: steps, true utilization timeline, summary."""
     import wandb
 
+    told = run.to_dict()
     session = wandb.init(
         **{"name": run.id, **settings},
         dir=str(run.path),
-        config={"pipeline": run.pipeline.to_dict(), "machine": run.machine.to_dict()},
+        config=told,
         settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
     )
     session.define_metric("utilization", step_metric="seconds")
     for step, row in run.frame.to_dict("index").items():
         session.log(row, step=step)
-    for second, share in np.column_stack(run.timeline(POINTS)).tolist():
+    for second, share in np.column_stack(run.timeline()).tolist():
         session.log({"seconds": second, "utilization": share})
-    told = run.to_dict()
     session.summary.update({k: v for k, v in told.items() if isinstance(v, (int, float, str))})
     session.finish()
 

@@ -1,4 +1,4 @@
-"""What the samples show of a watched loop's body besides training, and how its steps grow."""
+"""What a script does besides training: copies, other work in its loop and beside it, growth."""
 
 from __future__ import annotations
 
@@ -8,11 +8,94 @@ from functools import partial
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.cause import WARNING, cause
-from labkit.diagnosis.causes.copies import lost_in_body, sampled_by
+from labkit.diagnosis import wall_shares
 from labkit.diagnosis.evidence import Evidence, asked
-from labkit.diagnosis.findings import Finding, Measured, Remedy, bound, explains, loss
+from labkit.diagnosis.findings import LOSS, WARNING, Finding, Remedy, cause, loss
 from labkit.diagnosis.hot_lines import Line
+from labkit.instruments.growth import Grown
+
+# -- copies to the device ------------------------------------------------------------------------
+
+ONE_BLOCK = Remedy("one_block", "Send one contiguous block per batch.", "copies")
+FEWER_BYTES = Remedy(
+    "fewer_bytes_over",
+    "Copy fewer bytes: images as uint8, a quarter of float32, other numbers as int16 or float16, "
+    "half of it; convert and normalise them on the device.",
+    "copies",
+)
+COPY_AHEAD = Remedy(
+    "copy_ahead",
+    "Copy the next batch under the compute of this one (prefetch_to_device=True).",
+    "copies",
+    {"prefetch_to_device": True},
+)
+PIN_MEMORY = Remedy(
+    "pin_memory",
+    "Send one contiguous block per batch from pinned memory: pin_memory=True, then "
+    "non_blocking=True, which does nothing for a batch in a class of your own that has no "
+    "pin_memory().",
+    "copies",
+    {"pin_memory": True, "non_blocking": True},
+)
+
+
+@cause(LOSS)
+def copies(evidence: Evidence) -> Finding:
+    """The device waits for a copy from the host: cause "copies".
+
+    It costs the share of the time spent so.
+    """
+    remedies = (PIN_MEMORY,)
+    if evidence.kind == "cpu":
+        remedies = (ONE_BLOCK,)
+    elif evidence.knobs.get("non_blocking"):
+        remedies = () if evidence.knobs.get("prefetch_to_device") else (COPY_AHEAD,)
+    seen = "of the time the device waits for a copy"
+    return loss("transfer", "copies", evidence.copy_share, seen, evidence.source, *remedies)
+
+
+def lost_in_body(evidence: Evidence, share: float) -> float:
+    """Return what a share of a loop's body may cost: nothing while the device works all the same.
+
+    That is `certain_share` of the time.
+    """
+    return min(share * evidence.compute_share, max(1 - evidence.card.certain_share, 0.0))
+
+
+def sampled_by(evidence: Evidence) -> str:
+    """Say by what a loop's body was measured."""
+    return f"{len(evidence.loop.lines)} sampled stacks, {evidence.source}"
+
+
+@cause(LOSS)
+def copies_in_the_body(evidence: Evidence) -> Finding | None:
+    """The host stands at a copy to a GPU with an empty queue, in a watched loop: "copies" as well.
+
+    A copy that blocks also waits for what the device has queued: where the batches move at less
+    than COPIES_BYTES_S, that is all that it does. It costs the share of the stacks at the copy.
+    Where copies take COPIES_LEAD of the time, fewer bytes are the remedy of floats: what pinned
+    memory could hide is shorter then, and one more thread makes such a loop slower.
+    """
+    lines = evidence.loop.lines
+    if evidence.kind != "gpu" or not evidence.compute_share:
+        return None
+    at_copies = lines.mask("body") & (lines.frame.kind == "copy")
+    part = lines.frame.of_phase[at_copies].sum()
+    copying = part * (1 - evidence.host_wait_share)
+    copying_s = copying / evidence.compute_share * evidence.compute_us / 1e6
+    moved = evidence.batch.bytes
+    if not copying or moved < limits.COPIES_BYTES_S * copying_s:
+        return None
+    lost = min(copying, lost_in_body(evidence, part))
+    worst = lines.rows(at_copies)[:3]
+    seen = f"of the time the host waits for the copy of a batch to the device, in {worst[0].what}"
+    seen += f" ({moved / 2**20:.0f} MiB a batch, at {moved / copying_s / 1e9:.1f} GB/s)"
+    are_floats = evidence.batch.known("dtype") in (None, "float32", "float64")
+    remedy = FEWER_BYTES if lost > limits.COPIES_LEAD and are_floats else PIN_MEMORY
+    return loss("transfer", "copies", lost, seen, sampled_by(evidence), remedy, lines=worst)
+
+
+# -- other work in the body ----------------------------------------------------------------------
 
 VECTORISE = Remedy(
     "vectorise",
@@ -33,7 +116,6 @@ FEED_THE_OTHER = Remedy(
     "Make that DataLoader once, outside the loop, with workers of its own: num_workers=2 to begin "
     "with, and persistent_workers=True. Or read it less often: a validation every few epochs.",
     "workers",
-    cost="a process with its memory for each worker, and their start",
 )
 BESIDES = {  # what a body does besides training, by the part of it; and what helps
     "python": ("Python", VECTORISE),
@@ -50,15 +132,11 @@ def period(steps: np.ndarray, share: np.ndarray, spent: np.ndarray) -> int | Non
     for; `spent` (steps,) s is how long each body took.
     """
     long = np.flatnonzero(spent > limits.LONG * np.median(spent))
-    if len(long) < 2 or share[np.isin(steps, long)].sum() < limits.IN_LONG_STEPS * share.sum():
-        return None
     gaps = np.diff(long)
-    every = int(np.median(gaps))
-    is_regular = (np.abs(gaps - every) <= 1).mean() >= limits.REGULAR
-    return every if every > 2 and is_regular else None
-
-
-explains("periodic", "periodic")
+    every = int(np.median(gaps)) if len(gaps) else 0
+    falls_there = share[np.isin(steps, long)].sum() >= limits.IN_LONG_STEPS * share.sum()
+    is_regular = np.mean(np.abs(gaps - every) <= 1) >= limits.REGULAR if every > 2 else False
+    return every if falls_there and is_regular else None
 
 
 def in_the_body(evidence: Evidence, part: str) -> Finding | None:
@@ -69,37 +147,26 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     on what is queued, at most that.
     """
     loop = evidence.loop
-    if part not in evidence.body:
-        return None
-    lost = lost_in_body(evidence, evidence.body[part])
     drift = asked(longer_and_longer, evidence)
-    if drift and drift.lost_share > lost / 2:
-        return None  # it is what makes the steps longer and longer: said there
+    lost = lost_in_body(evidence, evidence.body.get(part, 0.0))
+    if not lost or (drift and drift.lost_share > lost / 2):
+        return None  # it may be what makes the steps longer and longer: said there
     mask = loop.lines.mask("body", part)
     there = loop.lines.frame[mask]
     every = period(there.step.to_numpy(), there.share.to_numpy(), loop.spent)
     words, remedy = BESIDES[part]
-    seen = f"of the time the body of the loop is not training but {words}"
     rows = loop.lines.rows(mask)[:3]
-    seen += f", most of it in {rows[0].what}" + (f", every {every} steps" if every else "")
-    return loss(
-        "host",
-        "periodic" if every else part,
-        lost,
-        seen,
-        remedy,
-        by=sampled_by(evidence),
-        lines=rows,
-        at_most=bound(lost),
-        is_bound=evidence.kind == "gpu",
-    )
+    seen = f"of the time the body of the loop is not training but {words}, most of it in "
+    seen += rows[0].what + (f", every {every} steps" if every else "")
+    name = "periodic" if every else part
+    return loss("host", name, lost, seen, sampled_by(evidence), remedy, lines=rows)
 
 
 for _part in BESIDES:
-    cause("loop-body", _part)(partial(in_the_body, part=_part))
+    cause(LOSS)(partial(in_the_body, part=_part))
 
 
-# -- steps that grow, and what is kept -------------------------------------------------------------
+# -- steps that grow, and what is kept ----------------------------------------------------------
 
 KEEP_LESS = Remedy(
     "keep_less",
@@ -116,31 +183,27 @@ KEEP_NUMBERS = Remedy(
 )
 
 
-@cause("growth", "drift")
+@cause(LOSS)
 def longer_and_longer(evidence: Evidence) -> Finding | None:
-    """A watched loop's steps take longer and longer.
+    """A watched loop's steps take longer and longer: cause "drift".
 
-    It is found where the last fifth of the steps takes DRIFT times the first; DRIFT_ALONE times
-    where neither memory nor a variable was seen to grow, and no other program DISTURBS the loop.
-    Batches that grow as much explain it. It costs what the later steps take beyond the first.
+    It is found where the last fifth of the steps takes DRIFT times the first, and a variable was
+    seen to grow or no other program DISTURBS the loop. Batches that grow as much explain it. It
+    costs what the later steps take beyond the first.
     """
-    drift, lines = evidence.loop.drift, evidence.loop.lines
-    if drift is None:
-        return None
+    drift = evidence.loop.drift
     grown = asked(kept, evidence)
-    if grown is None:
-        has_risen = evidence.growth.known("late_gib") is not None
-        least = limits.DRIFT if has_risen else limits.DRIFT_ALONE
-        if drift.growth < least or evidence.crowded_by > limits.DISTURBS:
-            return None
-        grown = Finding("host", "drift", remedies=(KEEP_LESS,))
-    before = "the last steps take"
-    seen = Measured("as long as the first", drift.growth, "times", evidence.source, before=before)
-    measured, rows = (seen, *grown.measured), grown.lines + lines.rows(lines.mask("body"))[:3]
-    return replace(grown, lost_share=drift.share, measured=measured, lines=rows)
+    is_alone = evidence.crowded_by <= limits.DISTURBS
+    if drift is None or drift.growth < limits.DRIFT or not (grown or is_alone):
+        return None
+    grown = grown or Finding("host", "drift", remedies=(KEEP_LESS,))
+    seen = f"The last steps take {drift.growth:.1f}x as long as the first ({evidence.source}). "
+    lines = evidence.loop.lines
+    rows = grown.lines + lines.rows(lines.mask("body"))[:3]
+    return replace(grown, lost_share=drift.share, evidence=seen + grown.evidence, lines=rows)
 
 
-@cause("growth", when=WARNING)
+@cause(WARNING)
 def kept(evidence: Evidence) -> Finding | None:
     """Something grows from step to step: it may cost no time, but ends in want of memory.
 
@@ -148,22 +211,60 @@ def kept(evidence: Evidence) -> Finding | None:
     the program gained.
     """
     growth = evidence.growth
-    risen = growth.known("late_gib") is not None
-    least = limits.BLAMED * (growth.late_gib - growth.early_gib) * 2**30 if risen else np.inf
-    blamed = [
-        each for each in growth.variables if each["graph"] or (each.get("bytes") or 0) >= least
-    ]
-    if not blamed:
+    variable = max(growth.variables, key=lambda each: (each["graph"], bytes_of(each)), default=None)
+    risen = growth.known("late_gib")
+    least = limits.BLAMED * (risen - growth.early_gib) * 2**30 if risen else np.inf
+    if variable is None or not (variable["graph"] or bytes_of(variable) >= least):
         return None
-    variable = max(blamed, key=lambda each: (each["graph"], each.get("bytes") or 0, each["after"]))
     name = variable["name"]
-    line = Line(
-        variable["file"], variable["line"], variable["function"], 0.0, "body", "python", name
-    )
+    where = variable["file"], variable["line"], variable["function"]
+    line = Line(*where, 0.0, "body", "python", name)
     seen = f"`{name}` in {line.address} grew from {variable['before']} to {variable['after']}"
-    if risen:
-        seen += f", the program's memory rose to {growth.late_gib:.2g} GiB"
+    seen += f", the program's memory rose to {risen:.2g} GiB" if risen else ""
+    remedy = KEEP_LESS
     if variable["graph"]:
         seen += ", and it keeps tensors with the graphs that made them"
-    remedy = KEEP_NUMBERS if variable["graph"] else KEEP_LESS
-    return Finding("host", "drift", 0.0, (Measured(seen),), (remedy,), (line,))
+        remedy = KEEP_NUMBERS
+    return Finding("host", "drift", 0.0, f"{seen}.", (remedy,), (line,))
+
+
+def bytes_of(variable: Grown) -> float:
+    """Return the bytes of a variable that grew; 0 where they are not known."""
+    return variable.get("bytes") or 0.0
+
+
+# -- beside the loop -----------------------------------------------------------------------------
+
+REMEDIES = {  # by the part of a script's time; with underscores these are the causes
+    wall_shares.VALIDATION: Remedy(
+        "validate_less",
+        "Validate in `with torch.inference_mode():`, after model.eval(): it needs no gradients. "
+        "Then less often, on a part of the data, or with larger batches and workers for its "
+        "DataLoader.",
+        "lines",
+    ),
+    wall_shares.BETWEEN: Remedy(
+        "less_between",
+        'Look at the lines whose phase is "between", and run them less often: checkpoints, '
+        "metrics, plots, a loader that is built anew.",
+        "lines",
+    ),
+}
+
+
+@cause(LOSS)
+def beside_training(evidence: Evidence) -> Finding | None:
+    """A script spends much of its time on validation, or between its epochs.
+
+    Cause "validation" or "between_epochs", the larger, where it takes BESIDE of the time from the
+    first batch to the last or more. It costs all of that.
+    """
+    whole = evidence.whole
+    part = max(REMEDIES, key=whole.share)
+    if whole.share(part) < limits.BESIDE * whole.running:
+        return None
+    share = whole.share(part) / whole.running
+    place = whole.place(part)
+    seen = f"of the time after the start is {part}{f' ({place})' if place else ''}"
+    name = part.replace(" ", "_")
+    return loss("host", name, share, seen, "passes over loaders", REMEDIES[part])

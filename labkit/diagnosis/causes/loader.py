@@ -1,4 +1,8 @@
-"""The loop waits for its loader; and what to set of a loader: workers, queue, whole batches."""
+"""The loop waits for its loader: why, and what to set of it: workers, queue, whole batches.
+
+Of what the workers, the epochs and the costliest line show, the first that is found counts. It
+costs the loop's waiting, which `waiting_for_data` fills in.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,16 @@ import math
 from dataclasses import replace
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.cause import LATE, cause, found
-from labkit.diagnosis.evidence import Evidence, WorkerEvidence
-from labkit.diagnosis.findings import LESS_WAITING, Finding, Measured, Remedy, explains
+from labkit.diagnosis.evidence import Evidence, WorkerEvidence, asked
+from labkit.diagnosis.findings import LATE, LOSS, Finding, Remedy, cause, found, gain_without
+from labkit.diagnosis.hot_lines import MAKING
 from labkit.knobs import Setting, as_typed
-from labkit.prediction.prediction import LEAST_MAX_WORKERS
-from labkit.spec import PYTORCH_PREFETCH, WITHOUT_WORKERS
+from labkit.spec import WITHOUT_WORKERS
+from labkit.text import counted
 
 FEWEST = 2  # workers to begin with
 MOST_AT_FIRST = 4
-DEEPEST = 16  # a deeper queue than this takes memory and hides what is wrong
+WHOSE = {"worker": "of the workers' time", "waiting": "of the waiting, in the loop's own process,"}
 SHARE_OUT = (
     " Each worker goes through the whole stream, and every item comes once from each, unless its "
     "__iter__ takes a share by torch.utils.data.get_worker_info()."
@@ -27,14 +31,12 @@ SHARE_OUT = (
 def has_cheap_items(evidence: Evidence) -> bool:
     """Return whether torch's taking the items one by one, and stacking them, is the work.
 
-    That is a TensorDataset, a batch that the loop makes as fast as a worker sends one, and items of
-    which torch's own code has MOST_OF_LOADING of the time. Without a batch size they are no more.
+    That is a batch that the loop makes as fast as a worker sends one, and items of which torch's
+    own code has MOST_OF_LOADING of the time. Without a batch size they are no more.
     """
-    code, lines = evidence.code, evidence.known("lines")
-    is_plain = not {"collate_fn", "batch_sampler"} & code.arguments.keys()
-    cheap = code.dataset_type == "TensorDataset" and is_plain
-    if not evidence.has_workers:
-        cheap = cheap or 0 < (evidence.known("wait_us") or 0.0) < limits.HANDOFF_US
+    lines = evidence.known("lines")
+    waits_us = evidence.known("wait_us") or 0.0
+    cheap = not evidence.has_workers and 0 < waits_us < limits.HANDOFF_US
     if lines is not None:
         there = lines.frame[lines.mask("worker" if evidence.has_workers else "waiting")]
         torchs = there.of_phase[(there.within != "") & ~there.own].sum()
@@ -54,17 +56,15 @@ def workers_to_try(evidence: Evidence) -> int | None:
     A simulation tells of a bench's own pipeline. A loop that was only watched begins with some, and
     doubles them while they leave cores idle.
     """
-    now = evidence.known("num_workers")
-    cores = evidence.use.cores or FEWEST
+    now, advised = evidence.known("num_workers"), evidence.known("advised")
     trace = evidence.known("trace")
-    if evidence.known("advised") is not None:
-        return evidence.advised
+    if advised is not None:
+        return advised
     if now:
-        most = max(LEAST_MAX_WORKERS, 2 * cores)
-        return None if cores_full(evidence) or 2 * now > most else 2 * now
+        return None if cores_full(evidence) else 2 * now
     if now is None and (trace is None or trace.known("has_workers")):
         return None
-    return max(FEWEST, min(MOST_AT_FIRST, cores))
+    return max(FEWEST, min(MOST_AT_FIRST, evidence.use.cores or FEWEST))
 
 
 # -- what to set -----------------------------------------------------------------------------------
@@ -75,9 +75,8 @@ FETCH_AT_ONCE = Remedy(
     "most of the work. Fetch a batch at once: index the tensors with a batch of indices, without a "
     "DataLoader; where dataset[[0, 1]] works, a BatchSampler as the DataLoader's sampler does so.",
     "items",
-    code="sampler = BatchSampler(RandomSampler(dataset), batch_size=32, drop_last=False)\n"
-    "loader = DataLoader(dataset, sampler=sampler, batch_size=None)\n",
-    check=LESS_WAITING,
+    code="# sampler = BatchSampler(RandomSampler(dataset), batch_size=32, drop_last=False)\n"
+    "# loader = DataLoader(dataset, sampler=sampler, batch_size=None)\n",
 )
 IN_THE_LOOP = Remedy(
     "batches_in_the_loop",
@@ -85,84 +84,49 @@ IN_THE_LOOP = Remedy(
     "it saves.",
     "workers",
     {"num_workers": 0, **WITHOUT_WORKERS},
-    cost="the loop waits while it makes a batch",
 )
 INTO_A_DATASET = Remedy(
     "into_a_dataset",
     "Prepare batches in a Dataset that a DataLoader with workers reads, or with more workers or "
     "threads of a loader's own.",
     "workers",
-    check=LESS_WAITING,
 )
 CHEAPER_ITEMS = Remedy(
-    "cheaper_items",
-    "Do less work per item, or do it once before training.",
-    "workers",
-    check=LESS_WAITING,
+    "cheaper_items", "Do less work per item, or do it once before training.", "workers"
 )
 
 
 def settings(evidence: Evidence) -> tuple[Remedy, ...]:
-    """Return what to set of a loader, in the order in which it is tried; else cheaper items.
-
-    No forked worker could make batches on a GPU.
-    """
+    """Return what to set of a loader, in the order in which it is tried; else cheaper items."""
     now, number = evidence.worker_count, workers_to_try(evidence)
+    deeper = evidence.known("deeper_queue")
     is_cheap = has_cheap_items(evidence)
     remedies = [FETCH_AT_ONCE] if is_cheap else []
     if now and number == 0:
         remedies.append(IN_THE_LOOP)
-    if now and evidence.stalls:
-        ready = int(evidence.knobs.get("prefetch_factor") or PYTORCH_PREFETCH)
-        deeper = 4 * ready if evidence.known("advised") is None else evidence.known("deeper_queue")
-        if deeper and deeper <= DEEPEST:
-            remedies.append(deeper_queue(deeper))
-    if number and number != now and not is_cheap and not evidence.batch.on_gpu:
-        remedies.append(set_num_workers(number, evidence))
+    if deeper and evidence.stalls:
+        text = f"Raise prefetch_factor to {deeper}: the queue does not ride out the stalls."
+        remedies.append(Remedy("deeper_queue", text, "queue", {"prefetch_factor": deeper}))
+    if number and number != now and not is_cheap:
+        changes: dict[str, Setting] = {"num_workers": number}
+        if evidence.known("loop") and not now:
+            changes["persistent_workers"] = True
+        text = f"Prepare batches in other processes: {as_typed(changes)}."
+        text += SHARE_OUT if evidence.code.streams else ""
+        remedies.append(Remedy("set_num_workers", text, "workers", changes))
     elif evidence.known("num_workers") is None and evidence.known("trace") is None:
         remedies.append(INTO_A_DATASET)
     return tuple(remedies) or (CHEAPER_ITEMS,)
 
 
-def deeper_queue(batches: int) -> Remedy:
-    """Return the remedy for workers that are fast enough on average, and not in the worst steps."""
-    return Remedy(
-        "deeper_queue",
-        f"Raise prefetch_factor to {batches}: the queue does not ride out the stalls.",
-        "queue",
-        {"prefetch_factor": batches},
-        cost="memory for the batches kept ready",
-        check=LESS_WAITING,
-    )
+# -- the loss --------------------------------------------------------------------------------------
 
 
-def set_num_workers(number: int, evidence: Evidence) -> Remedy:
-    """Return the remedy of another number of workers; a watched loop keeps them between epochs."""
-    changes: dict[str, Setting] = {"num_workers": number}
-    if evidence.known("loop") is not None and not evidence.has_workers:
-        changes["persistent_workers"] = True
-    return Remedy(
-        "set_num_workers",
-        f"Prepare batches in other processes: {as_typed(changes)}."
-        + (SHARE_OUT if evidence.code.streams else ""),
-        "workers",
-        changes,
-        cost="a process with its memory for each worker, and their start",
-        check=LESS_WAITING,
-    )
-
-
-# -- causes ----------------------------------------------------------------------------------------
-
-
-explains("slow-items", "stalls")
-
-
-@cause("too-few-workers", "waiting_for_data")
+@cause(LOSS)
 def waiting_for_data(evidence: Evidence) -> Finding | None:
     """The loop waits for its next batch.
 
-    Cause: the first that is found in `causes/workers.py`; else "stalls", where the worst tenth of
+    Cause: the first of those below that is found; else "stalls", where the worst tenth of
     the steps has more than STALLS of the waiting; else "waiting_for_data". It costs the share of
     the time that is spent waiting.
     """
@@ -170,16 +134,186 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     if why is None:
         name = "stalls" if evidence.stalls else "waiting_for_data"
         why = Finding("input", name, remedies=settings(evidence))
-    seen = "of the time is spent waiting for the next batch"
-    waits = [Measured(seen, evidence.wait_share, by=evidence.source)]
+    wait = evidence.wait_share
+    seen = f"{wait:.0%} of the time is spent waiting for the next batch ({evidence.source}). "
     if evidence.stalls:
-        worst = "of that falls into a tenth of the steps: stalls"
-        waits.append(Measured(worst, evidence.stall_share))
+        seen += f"{evidence.stall_share:.0%} of that falls into a tenth of the steps: stalls. "
         workers: WorkerEvidence | None = evidence.known("workers")
         if workers and workers.slowest:
-            waits.append(Measured(f"the slowest items are {workers.slowest}"))
+            seen += f"The slowest items are {workers.slowest}. "
     lines = why.lines or evidence.loading_lines
     if lines and not why.lines:
-        waits.append(Measured(f"most of making a batch is in {lines[0].what}"))
-    measured = (*waits, *why.measured)
-    return replace(why, lost_share=evidence.wait_share, measured=measured, lines=lines)
+        seen += f"Most of making a batch is in {lines[0].what}. "
+    evidence_of_it = (seen + why.evidence).strip()
+    return replace(why, lost_share=wait, evidence=evidence_of_it, lines=lines)
+
+
+def late(name: str, seen: str, *remedies: Remedy) -> Finding:
+    """Return a finding that says why the loop waits for data."""
+    return Finding("input", name, evidence=seen, remedies=remedies)
+
+
+# -- one process holds the others up ---------------------------------------------------------------
+
+RAISE_AN_ERROR = Remedy(
+    "raise_an_error_instead",
+    "Have the loader raise an error instead of waiting for ever, and start workers anew instead of "
+    "forking: OpenCV, HDF5 and tokenizers may deadlock after a fork (cv2.setNumThreads(0)).",
+    "lines",
+    code="# DataLoader(..., timeout=60, multiprocessing_context='spawn')\n",
+)
+
+
+@cause(LATE)
+def worker_hangs(evidence: Evidence) -> Finding | None:
+    """A worker that has an item to make made no progress to the end of the record: "hang".
+
+    It is found where that lasted HANGS_S or longer.
+    """
+    hang = evidence.workers.hang
+    if hang.seconds < limits.HANGS_S:
+        return None
+    seen = f"{hang.seconds:.0f} s since worker {hang.worker} last made progress."
+    return late("hang", seen, RAISE_AN_ERROR)
+
+
+ONE_THREAD = Remedy(
+    "one_thread_a_worker",
+    "Let the libraries compute with one thread: OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 "
+    "MKL_NUM_THREADS=1 in front of the command, or these lines above all imports (PyTorch limits "
+    "only its own threads; OpenCV needs cv2.setNumThreads(0) in the dataset). `labkit tune` tries "
+    "it on your script.",
+    "workers",
+    code='# for library in ("OMP", "OPENBLAS", "MKL"):  # above all other imports\n'
+    '#     os.environ[f"{library}_NUM_THREADS"] = "1"\n',
+)
+
+
+@cause(LATE)
+def crowding_threads(evidence: Evidence) -> Finding | None:
+    """Libraries in the workers compute with more threads than there are cores: "threads".
+
+    A worker's CPU time over its time tells how many compute, where they were not counted.
+    """
+    workers = evidence.workers
+    cores = evidence.use.cores
+    each = max(1 + workers.library_threads, round(workers.cpu_share))
+    if not cores or each < 2 or each * workers.workers <= cores:
+        return None
+    seen = f"Each of {counted(workers.workers, 'worker')} computes with {each} threads"
+    seen += f", {each * workers.workers} in all, on {counted(cores, 'core')}."
+    return late("threads", seen, ONE_THREAD)
+
+
+# -- epochs ----------------------------------------------------------------------------------------
+
+KEEP_WORKERS = Remedy(
+    "persistent_workers",
+    "Keep the workers between epochs, with what they have cached: persistent_workers=True, in a "
+    "loader that is made once, above the loop over the epochs.",
+    "epochs",
+    {"persistent_workers": True},
+)
+READ_ONCE = Remedy(
+    "read_once",
+    "Build what the first epoch builds, and read what it reads, once before training. Where the "
+    "page cache did it, time later epochs only, or copy the data to a local disk first.",
+    "epochs",
+)
+
+
+@cause(LATE)
+def epoch_start(evidence: Evidence) -> Finding | None:
+    """The first batch of each epoch waits for workers that start anew, or the first epoch waits.
+
+    Cause "workers_restart", where the first batches of later epochs make up half of the waiting;
+    "cold_start", where what the first epoch waits longer than later ones does: a cache of the
+    system or of the dataset was empty.
+    """
+    epochs = evidence.epochs
+    half = max(evidence.wait_share / 2, 1e-9)
+    if evidence.has_workers and epochs.starts >= half:
+        seen = f"{epochs.starts:.0%} of the time is the start of later epochs."
+        return late("workers_restart", seen, KEEP_WORKERS, *settings(evidence))
+    if epochs.first < half:
+        return None
+    seen = f"{epochs.first:.0%} of the time is what the first epoch waited longer than later ones."
+    return late("cold_start", seen, READ_ONCE)
+
+
+# -- the costliest line ----------------------------------------------------------------------------
+
+
+@cause(LATE)
+def slow_code(evidence: Evidence) -> Finding | None:
+    """The loop waits for a function of the user's own: a sampler, a dataset, a collate function.
+
+    Cause "slow_line", "item" or "collate", where it has MOST_OF_LOADING of the waiting, or of the
+    time of workers that do not rest while the loop waits.
+    """
+    lines = evidence.loop.lines
+    for phase in MAKING:
+        made = lines.making(phase)
+        shares = lines.frame[made].groupby("code", observed=True).of_phase.sum()
+        is_in_loop = phase == "waiting"
+        part = shares.max() if is_in_loop or not asked(hand_over, evidence) else 0.0
+        if not part >= limits.MOST_OF_LOADING:  # NaN: no line
+            continue
+        ours = made & (lines.frame.code == shares.idxmax())
+        rows = lines.rows(ours)[:3]
+        # No number of workers makes a sampler quicker, nor what a loop with workers does by itself
+        is_alone = is_in_loop and evidence.has_workers
+        return Finding(
+            "input",
+            lines.frame.within[ours].iloc[0] or "slow_line",
+            evidence=f"{part:.0%} {WHOSE[phase]} is in {rows[0].what}.",
+            remedies=(CHEAPER_ITEMS,) if is_alone else settings(evidence),
+            lines=rows,
+            at_most=gain_without(part * evidence.wait_share) if is_alone else None,
+        )
+    return None
+
+
+FEWER_PIECES = Remedy(
+    "fewer_pieces",
+    "Send less from a worker: one tensor for each part of a batch in place of lists, dicts and "
+    "many small tensors; images as uint8, which the loop scales; compare pin_memory on and off.",
+    "items",
+)
+
+
+@cause(LATE)
+def hand_over(evidence: Evidence) -> Finding | None:
+    """Sending a batch from a worker to the loop takes longer than making it: "hand_over".
+
+    It is found where the average worker had no batch to make for WORKERS_REST of the time, also
+    while the loop waits, and other programs had at most FOREIGN_LOAD of the loop's core.
+    """
+    idle = evidence.workers.idle_share
+    rests = idle >= limits.WORKERS_REST and idle + evidence.wait_share > 1
+    if not rests or evidence.crowded_by > limits.FOREIGN_LOAD:
+        return None
+    seen = f"{idle:.0%} of the time the workers have nothing to do while the loop waits."
+    whole = [each for each in settings(evidence) if each in (FETCH_AT_ONCE, IN_THE_LOOP)]
+    return late("hand_over", seen, *whole, FEWER_PIECES)
+
+
+# -- what no single line shows ---------------------------------------------------------------------
+
+
+@cause(LATE)
+def state_of_workers(evidence: Evidence) -> Finding | None:
+    """What the workers do all the time, where the waiting does not come in stalls.
+
+    Cause "cores": these are full. Else "too_few_workers": each computes for COMPUTES of its time;
+    "storage_latency": for less than MOSTLY_WAITS, and waits for storage or a network.
+    """
+    workers = evidence.workers
+    computing = workers.cpu_share
+    name = "too_few_workers" if computing >= limits.COMPUTES else "storage_latency"
+    if cores_full(evidence):
+        name = "cores"
+    elif evidence.stalls or limits.MOSTLY_WAITS <= computing < limits.COMPUTES:
+        return None
+    seen = f"{computing:.0%} CPU on average in {counted(workers.workers, 'worker')} on "
+    return late(name, f"{seen}{evidence.use.cores} cores.", *settings(evidence))
