@@ -64,8 +64,8 @@ def measure(
         **grid: A list of values, or one value, for each argument.
 
     A row that runs out of memory says so, and the next ones are measured in a fresh process.
-    Raises ValueError on a grid that does not fit the function (whose arguments have other names
-    than those above), or a function that cannot be sent;
+    Raises ValueError on a grid that does not fit the function, a function that cannot be sent, or
+    one that has an argument of a name above;
     RuntimeError where every row failed, or none was measured: another run has the device.
     """
     spec = Grid.of(function, grid, device)
