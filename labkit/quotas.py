@@ -2,7 +2,8 @@
 
 A container sees all of its host's cores and memory, and is slowed down or killed beyond its quota.
 The quotas are read where Linux has them, under /sys/fs/cgroup: at the process's own control group
-and all groups above (docs.kernel.org/admin-guide/cgroup-v2.html).
+and all groups above, of version 2 (docs.kernel.org/admin-guide/cgroup-v2.html) and version 1 (the
+same site's admin-guide/cgroup-v1/memory.html and scheduler/sched-bwc.html).
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def cpu_cores() -> Cores:
     allowed = machine
     with contextlib.suppress(AttributeError, OSError):  # not on a Mac
         allowed = len(os.sched_getaffinity(0))
-    quotas = [int(quota) / int(period) for quota, period in _limits("cpu.max")]
+    limits = [*_limits("cpu.max"), *_limits("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+    quotas = [int(quota) / int(period) for quota, period in limits]
     quota = min((math.floor(cores + 0.5) for cores in quotas), default=allowed)
     if quota < allowed:
         return Cores(max(1, quota), machine, "quota")
@@ -47,19 +49,22 @@ def ram_bytes() -> int:
     """Return the memory that this process and those beside it may use in all."""
     import psutil
 
-    return min([psutil.virtual_memory().total, *(int(most) for (most,) in _limits("memory.max"))])
+    limits = [*_limits("memory.max"), *_limits("memory.limit_in_bytes")]
+    return min([psutil.virtual_memory().total, *(int(most) for (most,) in limits)])
 
 
-def _limits(file: str) -> Iterator[list[str]]:
-    """Yield the words of a file of each control group that this process is in, where it limits.
+def _limits(*files: str) -> Iterator[list[str]]:
+    """Yield the words of some files of each control group of this process, where they limit it.
 
     A container's own may be where the whole tree's root is elsewhere: that one is asked too.
     """
     with contextlib.suppress(OSError):
         for line in (ROOT / "proc/self/cgroup").read_text().splitlines():
-            group = PurePosixPath(line.rpartition(":")[2].lstrip("/"))
+            _, controllers, path = line.split(":", 2)  # version 2 names no controllers
+            group = PurePosixPath(path.lstrip("/"))
+            folder = ROOT / "sys/fs/cgroup" / controllers
             for each in (group, *group.parents):
                 with contextlib.suppress(OSError):
-                    words = (ROOT / "sys/fs/cgroup" / each / file).read_text().split()
-                    if words[0] != "max":
+                    words = " ".join((folder / each / file).read_text() for file in files).split()
+                    if words[0] not in ("max", "-1"):
                         yield words

@@ -106,6 +106,17 @@ MACHINES = {  # (the process's groups, files): cores, why, memory
         ("0::/app", group("/other", 100000)),
         (32, "affinity", 1000),
     ),
+    "version 1": (
+        (
+            "3:memory:/docker/c4/app\n2:cpu,cpuacct:/docker/c4",
+            {
+                "sys/fs/cgroup/cpu,cpuacct/docker/cpu.cfs_quota_us": "150000",
+                "sys/fs/cgroup/cpu,cpuacct/docker/cpu.cfs_period_us": "50000",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "700",
+            },
+        ),
+        (3, "quota", 700),
+    ),
 }
 
 

@@ -97,10 +97,8 @@ def load_recorded(name):
 
 
 def with_runs(*names):
-    """Return a panel in which these recorded runs have ended."""
-    shown = lk.panel(
-        Pipeline(image_px=48, steps=80), ["num_workers", "prefetch_factor", "batch_size"]
-    )
+    """Return a panel of the default pipeline in which these recorded runs have ended."""
+    shown = lk.panel(Pipeline(), ["num_workers", "prefetch_factor", "batch_size"])
     for name in names:
         run_recorded(shown, name)
     return shown

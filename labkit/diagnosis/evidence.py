@@ -112,6 +112,7 @@ class Batch(Measures):
 
     dtype: str  # of the largest array in the first one
     bytes: float  # of its large arrays, in an ordinary step
+    on_gpu: bool = False  # whether the loader makes them on a GPU, as no worker could
 
 
 class LoopGrowth(Measures):

@@ -7,11 +7,12 @@ docstring has the condition, and the thresholds in it by their names in `thresho
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from labkit.diagnosis.evidence import Evidence, asked
+from labkit.diagnosis.evidence import Evidence, NotMeasured, asked
 from labkit.diagnosis.hot_lines import Line
 from labkit.knobs import Setting
 
@@ -170,6 +171,23 @@ def found(evidence: Evidence, when: str) -> Iterator[Finding]:
     """Yield what the causes of a kind find that can be judged from this evidence."""
     findings = (asked(rule, evidence) for rule in CAUSES[when])
     return filter(None, findings)
+
+
+def not_judged(evidence: Evidence) -> dict[str, list[str]]:
+    """Return each instrument that a run lacks and could have had: the causes that asked for it."""
+    could_have = {
+        "xray": evidence.of_bench,
+        "workers": evidence.has_workers,
+        **dict.fromkeys(("kernels", "heat"), evidence.kind == "gpu"),
+    }
+    missing: dict[str, list[str]] = {}
+    for rule in itertools.chain(*CAUSES.values()):
+        try:
+            rule(evidence)
+        except NotMeasured as lacking:
+            if could_have.get(str(lacking)):
+                missing.setdefault(str(lacking), []).append(rule.__name__)
+    return missing
 
 
 def loss(

@@ -11,7 +11,7 @@ from labkit.diagnosis import causes, doubts  # noqa: F401 - causes register them
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.causes.compute import nothing_lost
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import BESIDE_TRAINING, LOSS, WARNING, Finding, found
+from labkit.diagnosis.findings import BESIDE_TRAINING, LOSS, WARNING, Finding, found, not_judged
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.trace_evidence import of_trace, of_traces
 from labkit.diagnosis.verdict import Diagnosis
@@ -44,6 +44,7 @@ def of_run(run: RunData, ranks_cores: float = 0.0) -> Diagnosis:
         doubts.not_seen(evidence),
         tuple(caveats),
         run.mark,
+        not_judged(evidence),
     )
 
 
@@ -51,7 +52,8 @@ def of_traced(traced: Breakdown | RankTraces) -> Diagnosis:
     """Diagnose what was read from the trace of a rank, or from those of several."""
     evidence = of_trace(traced) if isinstance(traced, Breakdown) else of_traces(traced)
     findings = tuple(worded(each, evidence) for each in by_cost(evidence))
-    return Diagnosis(findings, lead(evidence), evidence.source)
+    unjudged = not_judged(evidence)
+    return Diagnosis(findings, lead(evidence), evidence.source, not_judged=unjudged)
 
 
 def of_published(known: PublicTrace) -> Diagnosis:

@@ -120,7 +120,10 @@ def _stall_share(wait: np.ndarray) -> float:
 def _batch(run: RunData) -> Batch:
     """Return what is known of a run's batches."""
     sizes = run.batch_bytes[np.isfinite(run.batch_bytes)]
-    return Batch(dtype=run.batch_dtype, bytes=float(np.median(sizes)) if len(sizes) else None)
+    median = float(np.median(sizes)) if len(sizes) else None
+    # Not of a prefetcher or Accelerate's loader, which move there what workers have made
+    is_plain = run.watched == "DataLoader" and not run.pipeline.num_workers
+    return Batch(dtype=run.batch_dtype, bytes=median, on_gpu=run.batch_on_gpu and is_plain)
 
 
 def _workers(run: RunData) -> WorkerEvidence | None:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import html
 import textwrap
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from labkit.diagnosis.findings import BESIDE_TRAINING, BOTTLENECKS, Finding, in_words
 from labkit.results.result import Result, Table, copy_buttons
+
+WITHOUT = {  # what is said where an instrument of this name was missing
+    "xray": "no x-ray looked inside the steps (xray=True)",
+    "workers": "the loader's workers were not timed",
+    "kernels": "no profiler saw the GPU's kernels",
+    "heat": "the driver did not tell why the GPU's clock was held down",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -22,6 +30,8 @@ class Diagnosis(Result):
     notes: tuple[str, ...] = ()  # what limits the verdict
     caveats: tuple[str, ...] = ()  # what limits it so severely that the first line says it
     mark: str | None = None  # says RECORDED, and on what, where it was not measured here
+    # {instrument that was missing: the causes that could not be judged without it}
+    not_judged: Mapping[str, list[str]] = field(default_factory=dict)
 
     @property
     def bottleneck(self) -> str:
@@ -62,6 +72,7 @@ class Diagnosis(Result):
             "source": self.source,
             "notes": [*self.notes, *self.caveats],
             "rank": self.rank,
+            "not_judged": self.not_judged,
         }
 
     @property
@@ -88,6 +99,8 @@ class Diagnosis(Result):
         """Return the findings, the costliest first."""
         rows = []
         foot = [self.source, *self.notes, *self.caveats]
+        for name, causes in self.not_judged.items():
+            foot.append(f"Not judged, as {WITHOUT[name]}: {', '.join(map(in_words, causes))}.")
         for each in self.findings:
             cause = in_words(each.cause)
             lost = f"{each.lost_share:.0%}" if each.lost_share else None

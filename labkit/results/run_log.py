@@ -118,6 +118,8 @@ class RunLog(LogData):
 
     # The number format of the largest array in its first batch; None if unknown
     batch_dtype: str | None = fact("job", "batch_dtype")
+    # Whether its loader makes batches on a GPU
+    batch_on_gpu: bool = fact("job", "batch_on_gpu", default=False)
 
     @cached_property
     def exchange_ns(self) -> np.ndarray:

@@ -14,6 +14,7 @@ from labkit.instruments.messages import say
 from labkit.knobs import Settings
 from labkit.process import folders
 from labkit.process.notebook import in_notebook
+from labkit.results.hardware import check_device
 from labkit.spec import Distributed, Pipeline
 from labkit.stamps.interrupts import held
 from labkit.tuning.script_bench import runnable
@@ -88,7 +89,10 @@ def sweep(pipeline: Pipeline | None = None, **knobs: object) -> Sweep:
     measured: a notebook's cell returns it (a script has it in `lk.sweep.last`). Raises ValueError
     on a bad value before anything runs.
     """
-    swept = remember(sweep, Sweep(pipeline or Pipeline(), knobs))
+    swept = Sweep(pipeline or Pipeline(), knobs)
+    for device in swept.knobs.get("device", ()):
+        check_device(str(device))
+    remember(sweep, swept)
     shown = RunDisplay()
     try:
         swept.measure(launch, shown.update)

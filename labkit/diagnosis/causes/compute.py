@@ -95,7 +95,7 @@ COOLER = Remedy(
 
 
 @cause(WARNING)
-def held_down(evidence: Evidence) -> Finding | None:
+def throttled(evidence: Evidence) -> Finding | None:
     """Heat holds the card's clock down: it is busy, and slower than it could be. Cause "throttle".
 
     It is found where HELD_DOWN of the readings or more show it.

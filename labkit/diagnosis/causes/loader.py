@@ -107,7 +107,7 @@ def settings(evidence: Evidence) -> tuple[Remedy, ...]:
     if deeper and evidence.stalls:
         text = f"Raise prefetch_factor to {deeper}: the queue does not ride out the stalls."
         remedies.append(Remedy("deeper_queue", text, "queue", {"prefetch_factor": deeper}))
-    if number and number != now and not is_cheap:
+    if number and number != now and not is_cheap and not evidence.batch.on_gpu:
         changes: dict[str, Setting] = {"num_workers": number}
         if evidence.known("loop") and not now:
             changes["persistent_workers"] = True
