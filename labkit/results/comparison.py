@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from labkit.knobs import Settings, check_names
-from labkit.results.measurements import short, table_of
+from labkit.results.measurements import table_of
 from labkit.results.result import Result, Table
 from labkit.results.run_data import RunData
 from labkit.spec import KNOBS, Pipeline
@@ -74,7 +74,9 @@ class ComparedRuns(Result):
         for name in COMPARED:
             old = getattr(self.before, name)
             new = getattr(self.after, name)
-            rows.append((name, short(old), short(new), f"{new / old:.2f}x" if old and new else ""))
+            texts = [None if value is None else f"{value:,.1f}" for value in (old, new)]
+            is_told = old and new and "0.0" not in texts  # else it is a ratio of noise
+            rows.append((name, *texts, f"{new / old:.2f}x" if is_told else ""))
         return Table(rows, ("", "before", "after", "ratio"), foot=(self.verdict,))
 
 

@@ -150,7 +150,7 @@ class PipelinePanel(Panel):
         if before is not None and run.throughput is not None:
             compared = run.compare(before)
             busy = f"busy {before.busy_text} → {run.busy_text}"
-            what = f"Against the run before ({changes(compared)})"
+            what = f"Against the run before ({changes(compared) or 'nothing changed'})"
             lines.append(f"{what}: {busy}. {compared.verdict}")
         lines += [f"{knob} was not applied: {why}." for knob, why in run.not_applied.items()]
         self.say("\n".join(lines), good=not run.error)

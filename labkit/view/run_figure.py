@@ -64,13 +64,15 @@ def draw_run(run: RunData, before: RunData | None) -> Picture:
     A run too short to have numbers gets a figure that says so, and why.
     """
     runs = {"this run": run} if before is None else {"before": before, "this run": run}
-    notes = [*(f"{name}: {each!r}" for name, each in runs.items()), run.machine.line]
+    failed = f"before: {before!r}" if before is not None and before.utilization is None else ""
+    notes = [failed, repr(run), run.machine.line]
     if run.utilization is None:
         why = "utilization needs two steps or more, without the warm-up, and the device's own times"
         return page(f"Nothing to draw: {why}.", notes)[0]
     title = f"{run.throughput:,.0f} {run.unit}/s, {run.machine.kind.upper()} busy {run.busy_text}"
     if before is not None and (speedup := (compared := ComparedRuns(before, run)).speedup):
-        title = f"{changes(compared)}: {speedup:.1f}x the throughput; {title}"
+        found = f"{speedup:.1f}x the throughput; {title}"
+        title = ": ".join(filter(None, [changes(compared), found]))
     runs = {name: each for name, each in runs.items() if each.utilization is not None}
     heights = [*[TEETH] * len(runs), WHOLE, STEP * len(runs)]
     height_px = FIGURE_PX[before is not None]
@@ -138,9 +140,9 @@ def _draw_mean_steps(axes: Axes, runs: Mapping[str, RunData]) -> None:
 
 
 def changes(compared: ComparedRuns) -> str:
-    """Say which knobs differ: "num_workers 0 → 6"."""
-    moved = [f"{knob} {old} → {new}" for knob, (old, new) in compared.changed.items()]
-    return ", ".join(moved) or "nothing changed"
+    """Say which knobs of the training differ: "num_workers 0 → 6"."""
+    changed = {knob: values for knob, values in compared.changed.items() if knob != "xray"}
+    return ", ".join(f"{knob} {old} → {new}" for knob, (old, new) in changed.items())
 
 
 @our_style
