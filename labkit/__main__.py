@@ -104,6 +104,8 @@ def watch(options: argparse.Namespace) -> Outcome:
     """
     from labkit.view.watch_command import watch_script, write_report
 
+    if options.html and not options.html.endswith((".html", ".htm")):
+        raise ValueError(f"--html {options.html}: the name of the page has to end in .html")
     found, code = watch_script(options.script, options.json, options.headroom)
     write_report(found, options.html)
     if not options.json:  # stdout is the script's own

@@ -100,7 +100,7 @@ def test_waiting_and_body_are_told_apart_and_the_rest_is_not_claimed(starved):
     assert run.steps == 30 and run.samples == 120
     assert run.wait_ms > 2 * run.compute_ms > 2
     assert run.copy_ms is None and all(np.isnan(run.loss))
-    assert run.pipeline.batch_size == 4
+    assert run.pipeline.batch_size == 4 and "loop body" in repr(run)
     with pytest.raises(ValueError, match="watched"):
         run.pipeline.but(num_workers=2)
     diagnosis = starved.run.diagnose()

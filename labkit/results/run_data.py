@@ -266,7 +266,9 @@ class RunData(RunLog):
         """The measured numbers in one line, with what was simulated rather than measured."""
         if self.throughput is None:
             return f"{self.steps} steps: too few to measure"
-        means = {name: getattr(self, f"{name}_ms") for name in ("wait", "copy", "compute", "other")}
+        body = "loop body" if self.watched else "compute"  # with its copies, logging and all
+        means = {"wait": self.wait_ms, "copy": self.copy_ms}
+        means |= {body: self.compute_ms, "other": self.other_ms}
         parts = ", ".join(f"{name} {ms:.1f}" for name, ms in means.items() if ms is not None)
         said = [
             f"{self.in_short}, step {self.step_ms:.1f} ms ({parts})",

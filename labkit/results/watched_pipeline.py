@@ -11,10 +11,6 @@ from labkit.stamps.event_shapes import MOST
 from labkit.stamps.record import RecordError
 
 MAX_LOADER = 80  # characters of the name of a loader's type
-BODY_NOTE = (
-    "A watched loop: busy is the whole loop body (copies, logging and all), since only the loader "
-    "was looked at; copies and gaps inside the body do not show here."
-)
 
 
 def pipeline_of(knobs: Settings) -> Pipeline:

@@ -175,7 +175,7 @@ def why_nothing(folder: Path) -> str:
 
 
 def write_report(found: Judged, path: str | None) -> None:
-    """Write what was found as a page of HTML, where a path is given.
+    """Write what was found as a page of HTML, where a path is given; it replaces an earlier one.
 
     The script has run: what cannot be written is said, and changes neither verdict nor exit code.
     """
@@ -186,6 +186,7 @@ def write_report(found: Judged, path: str | None) -> None:
             raise ValueError("no training step was seen.")
         from labkit.view import report  # with matplotlib, which a script does not wait for
 
-        saving.save_text(path, report.html_page(found.run, found.text))
+        page = report.html_page(found.run, found.text)
+        saving.save_text(path, page, overwrite=True)
     except (OSError, ValueError) as error:
         _say(f"{path} is not written: {error}")
