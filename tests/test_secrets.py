@@ -253,7 +253,7 @@ def test_nothing_that_a_run_leaves_holds_a_secret_that_was_planted(tmp_path):
     run = lk.load(found["record"])
     run.export(reports / "run.html")
     run.save(reports / "run.jsonl.gz")
-    done = ran(*watch, reports / "f.md", *script_words, "fail")
+    done = ran(*watch, reports / "f.html", *script_words, "fail")
     assert done.returncode == 1 and SECRET not in done.stdout
     assert ran(script, "bench", SECRET).returncode == 0
     assert len(list(home.glob("runs/*"))) >= 4
