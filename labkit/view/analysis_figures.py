@@ -42,8 +42,8 @@ def draw_trace(breakdown: Breakdown) -> Figure:
     """Draw the average step of a trace as bars; one without device activity has no idle gaps."""
     rows = [(words_of(name), us, "time of a step") for name, us in breakdown.class_us.items()]
     rows += [(f"idle: {words_of(name)}", us, "idle") for name, us in breakdown.idle.items()]
-    for each in breakdown.top_kernels[:MOST_KERNELS]:
-        rows.append((each.name[:44], each.total_us / breakdown.steps, "top kernels"))
+    for place, each in enumerate(breakdown.top_kernels[:MOST_KERNELS], 1):  # names begin alike
+        rows.append((f"{place}. {each.name[:40]}", each.total_us / breakdown.steps, "top kernels"))
     table = pandas.DataFrame([row for row in rows if row[1]], columns=["name", "ms", "what"])
     device = breakdown.device_name or breakdown.device_kind.upper()
     steps = f"{counted(breakdown.steps, 'step')} of {breakdown.step_us / 1e3:,.1f} ms on average"
