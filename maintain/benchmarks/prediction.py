@@ -11,37 +11,25 @@ The workloads have not been used to make the model: its constants and ranges wer
 Targets: utilization 3 points (median), 8 (90th percentile); throughput 8 % (median), 15 % (90th)
 where waiting or the device is the limit, 12 % (median) where the cores are; range 90 %.
 
-Measured on a 2-core AMD EPYC VM: 45 settings on 7 workloads, each predicted from one 4 s run of its
-workload and measured right behind it, all of it twice. Errors are median and 90th percentile;
-"twins" is what two measurements of the same setting differ by from their mean. (Six of the settings
-were light decoding, a workload that is in the repository's history only.)
+Measured on a 2-core AMD EPYC VM with torch 2.14.1: 39 settings on 6 workloads, each predicted from
+one 4 s run of its workload and measured right behind it, all of it twice. Errors are median and
+90th percentile; "twins" is what two measurements of the same setting differ by from their mean.
 
 | held back by | settings | throughput off by | utilization off by, points | range held | twins |
 |---|---|---|---|---|---|
-| waiting for data | 20 | 4.5 %, 10.8 % | 2.4, 9.8 | 98 % | 5.1 % |
-| stalls with a heavy tail | 7 | 6.0 %, 7.5 % | 2.0, 3.7 | 100 % | 2.3 % |
-| the device | 14 | 3.9 %, 18.1 % | 1.0, 2.7 | 89 % | 2.5 % |
-| these three together | 41 | 4.5 %, 13.3 % | 1.2, 6.9 | 95 % | 3.8 % |
-| the cores | 4 | 2.2 %, 4.9 % | 9.3, 10.6 | 100 % | 8.0 % |
-| all | 45 | 4.0 %, 12.1 % | 1.7, 9.6 | 96 % | 4.0 % |
+| waiting for data | 16 | 4.0 %, 12.0 % | 0.9, 2.1 | 100 % | 2.6 % |
+| stalls with a heavy tail | 7 | 4.1 %, 9.8 % | 0.8, 3.8 | 100 % | 2.6 % |
+| the device | 14 | 4.7 %, 11.3 % | 0.4, 0.8 | 96 % | 2.8 % |
+| the cores | 2 | 9.4 %, 10.1 % | 1.7, 2.1 | 100 % | 9.5 % |
+| all | 39 | 4.6 %, 11.6 % | 0.6, 2.3 | 99 % | 3.1 % |
 
-On a 2-core Xeon VM with torch 2.13, one pass: 45 settings, signed median error -0.3 %; all 4.1 %,
-21.6 %; 1.9, 9.9 points; 93 %. Without the six that saturate the cores (+14 %, too high): 3.3 %,
-17.9 %; 1.1, 5.4 points; 97 %.
+The same, with four terms that have left the model (cold caches after a wait, items that cost more
+while the cores sleep, sharing and reading a batch that a worker sent) and six settings more, on
+such a VM before: all, 4.0 %, 12.1 %; 1.7, 9.6 points; 96 %; twins 4.0 %. On a 2-core Xeon VM, one
+pass: 4.1 %, 21.6 %; 1.9, 9.9 points; 93 %.
 
-On a Xeon VM, before half of what the model misses in the run itself was taken as its error: all,
-6.2 %, 15.2 %; 2.0, 7.9 points; 92 %; twins 2.7 %.
-
-The tables were measured before some terms left the model (cold caches after a wait, items that cost
-more while the cores sleep, sharing and reading a batch that a worker sent). Over the shipped
-records and 15 changes of each, predictions moved by 0.1 % (median), 3.3 % (90th percentile), and by
-a third for two records of large images without workers; from records to those with another number
-of workers they are off by 5.3 %, 14.7 %, before by 4.7 %, 21.5 %.
-
-Not untouched: a first pass over these seven, an hour earlier, was off by 13.5 % and showed what the
-model lacked (a hand-off timed at rest, items that cost more while the cores sleep). The range was
-widened once, from 89 % held. The workload of large items was measured again after a probe of its
-long steps had been mended.
+Not untouched: an early pass over these workloads was off by 13.5 % and showed what the model lacked
+(a hand-off timed at rest), and the range was widened once, from 89 % held.
 """
 
 import argparse
