@@ -63,9 +63,9 @@ def tune(options: argparse.Namespace) -> Outcome:
     """Find loader settings by measuring them: of a script, or of a dataset.
 
     A script is run several times, each time with one change, and interrupted (as by Ctrl-C) once
-    some seconds of its training have been timed. Files that it writes until then are written, here
-    unless --cwd-copy is given; $LABKIT_TUNE_DIR is a scratch folder for them. Its stdin is closed.
-    Ctrl-C ends the search and keeps what is known.
+    some seconds of its training have been timed. Files that it writes until then are written:
+    $LABKIT_TUNE_DIR is a scratch folder for them. Its stdin is closed. Ctrl-C ends the search and
+    keeps what is known.
 
     examples:
       labkit tune -- python train.py --epochs 1
@@ -79,8 +79,7 @@ def tune(options: argparse.Namespace) -> Outcome:
         if len(options.what) == 1 and NAMED.fullmatch(options.what[0]):
             sys.path[:0] = [os.getcwd()]  # as a script's own modules
             return Outcome(lk.tune(options.what[0], **seconds))
-        where = {"budget": options.budget, "in_copy": options.cwd_copy}
-        return Outcome(tune_script(options.what, **where, **seconds))
+        return Outcome(tune_script(options.what, budget=options.budget, **seconds))
     except KeyboardInterrupt:
         found = vars(lk.tune).get("last")
         if found is None or found.winner is None:
@@ -141,8 +140,6 @@ sub.add_argument("what", nargs="*", metavar="MODULE:FUNCTION | -- COMMAND", help
 told = "to measure each setting for (1.5; of a script 3)"
 sub.add_argument("--seconds", type=float, help=told)
 sub.add_argument("--budget", type=float, default=180, help="of a script: for all of it, s")
-told = "of a script: run it in a copy of this folder"
-sub.add_argument("--cwd-copy", action="store_true", help=told)
 
 sub = add_command(watch)
 told = "write the verdict, the pictures and the settings as one self-contained page"

@@ -278,7 +278,6 @@ def launch(
     spec: Any,
     *,
     fault: str | None = None,
-    after: list[str] | None = None,
     source: Source | None = None,
 ) -> Any:
     """Start what a spec describes apart from the kernel; return its Run, Measurements or Ranks.
@@ -286,7 +285,6 @@ def launch(
     Args:
         spec: A Pipeline, a Grid, Distributed ranks.
         fault: Planted in the bench (`labkit.bench.carry_out.planted`).
-        after: A command that the supervisor starts when the run is over.
         source: The user's own dataset, or function, that the bench is to use.
 
     Raises:
@@ -301,7 +299,7 @@ def launch(
         said = {"pipeline": knobs, "watched": {"loader": f"DataLoader({source.name})"}}
     kind = launcher.RANKS if "ranks" in asked else launcher.BENCH
     try:
-        with launcher.starting(kind, after) as handle:
+        with launcher.starting(kind, None) as handle:
             run = handle.folder.name
             order: Any = {"run": run, "cache": str(folders.home()), "fault": fault, **asked}
             if source is not None:

@@ -1,4 +1,4 @@
-"""A framework's training loop as a Run: what the callbacks for all frameworks share."""
+"""A loop that is not ours as a Run: what `lk.watch` and the frameworks' callbacks share."""
 
 from __future__ import annotations
 
@@ -13,29 +13,34 @@ from labkit.watching.recorder import Recorder
 
 
 class LoopRecorder:
-    """Records the loop that a framework runs; `.run` is the Run so far."""
+    """Records a loop that is not ours; `.run` is the Run so far."""
 
-    def __init__(self):
-        self._recorder: Recorder | None = None
-        self._run: Run | None = None
+    _recorder: Recorder | None = None
+    _run: Run | None = None
 
     @property
     def run(self) -> Run:
-        """The Run so far; raises RuntimeError before the training has begun."""
+        """The Run so far; raises RuntimeError before the loop has begun."""
         if self._run is None or self._recorder is None:
-            raise RuntimeError("nothing has been recorded yet: train first, trainer.train().")
+            raise RuntimeError("nothing is recorded yet: iterate the watch, or trainer.train().")
         if not self._recorder.closed:
             self._recorder.flush()
         return self._run
 
-    def begin(self, loader: object, model: object) -> Recorder:
-        """Begin a record; `model` is the one trained."""
-        self.close()
+    def record(
+        self, loader: object, model: object, place: tuple[str, int] | None = None
+    ) -> Recorder:
+        """Begin a record; `model` is the one trained, `place` the file and line of the loop."""
         folder = run_folders.new_folder(os.getpid()) or folders.new_run()
-        place = hook.users_place(traceback.walk_stack(sys._getframe(1)))
         self._recorder = Recorder(folder, loader, model, place)
         self._run = Run(folder, process=self._recorder)
         return self._recorder
+
+    def begin(self, loader: object, model: object) -> Recorder:
+        """Begin the record of a framework's loop, where the user's code has called it."""
+        self.close()
+        frames = traceback.walk_stack(sys._getframe(1))
+        return self.record(loader, model, hook.users_place(frames))
 
     def close(self, error: BaseException | None = None) -> None:
         """End the record; only needed where an exception, `error`, ended the training."""

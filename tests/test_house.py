@@ -57,7 +57,7 @@ INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and wh
     ),
     "what is drawn without a browser, and typed without a terminal": (
         "__main__ terminal view.display view.live view.panel "
-        "view.running view.style view.wandb_log view.watch_command"
+        "view.running view.style view.watch_command"
     ),
     "tables that are held against files": "knobs spec library results.published results.script",
 }

@@ -39,8 +39,8 @@ def plot(
     """Draw column `y` over column `x`: lines where x is a number, bars where it is text.
 
     Args:
-        rows: What `lk.measure` or `lk.published` returned, or any DataFrame. A row with an `error`
-            or without a `y` is a gap, named below the axes.
+        rows: What `lk.measure` or `lk.published` returned, or any DataFrame. A row without a `y`
+            is a gap, named below the axes with its `error`.
         x: The column along the axis; powers of two are drawn at equal distances.
         y: The column to show; "ms" has error bars: half the interquartile range up and down.
         by: A column: each of its values has a colour.
@@ -106,7 +106,7 @@ def _tidied(
 
     Columns: `x`; `y`, NaN where there is none, and the `error`; `spread`, half of the interquartile
     range; `key`, the value of `by` in words, which has a colour; `origin`, where it was measured:
-    "A40, published by OWNER/REPO"; `label`, as in the legend; `is_beside`.
+    "published by OWNER/REPO"; `label`, as in the legend; `is_beside`.
 
     Raises ValueError where a column is missing.
     """
@@ -119,20 +119,17 @@ def _tidied(
             raise ValueError(f"No column {column!r}; there are: {', '.join(table.columns)}.")
     frame = table.reset_index(drop=True)
     origin = pandas.Series(mark or "", frame.index)
-    if {"card", "source"} <= {*frame}:
+    if "source" in frame:
         origin = "published by " + frame["source"].replace(GITHUB, r"\1", regex=True)
-        if "card" not in (x, by):
-            origin = frame["card"] + ", " + origin
     key = pandas.Series("", frame.index)
     if by in frame:
         what = f"{by} ".replace("_", " ") if _is_number(frame[by]) else ""  # "batch size 64"
         key = frame[by].map(lambda value: drawable(f"{what}{value}"))
     optional = frame.reindex(columns=["error", f"iqr_{y}"]).astype(object)
-    error = optional["error"].fillna("")
     columns = {
         "x": frame[x] if _is_number(frame[x]) else frame[x].map(str).map(drawable),
-        "y": frame[y].astype(float).where(error == ""),
-        "error": error,
+        "y": frame[y].astype(float),
+        "error": optional["error"].fillna(""),
         "spread": optional[f"iqr_{y}"].astype(float) / 2,
         "key": key,
         "origin": origin,
