@@ -23,7 +23,6 @@ from labkit.results.measurements import MeasurementsData
 from labkit.results.payload import Source
 from labkit.results.ranks import RanksData
 from labkit.results.run_data import RunData
-from labkit.results.workers import LoaderWorkers
 from labkit.spec import LOADER_KNOBS, Pipeline
 from labkit.stamps.events import FILE_NAME
 from labkit.stamps.record import RecordError, Tail, head_of
@@ -41,11 +40,6 @@ class Run(LiveResult[RunData], RunData):
     """One measured run, live or recorded. Statistics leave out the warm-up, and are of now."""
 
     KIND = RunData
-
-    @property
-    def workers(self) -> Workers:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What the loader did, worker by worker; falsy where nothing was recorded of it."""
-        return Workers(self.data)
 
     @property
     def lines(self) -> Lines:
@@ -188,14 +182,7 @@ class Sweep(SweptRuns[Run]):
         stops the run and keeps those before it.
         """
         for setting in self.settings:
-            run = start(self.pipeline.but(**setting))
-            self.runs.append(run)
-            try:
-                run.wait_or_raise(each)
-            except BaseException:
-                run.stop()
-                self.runs = [each for each in self.runs if each.outcome != "stopped"]
-                raise
+            self.runs.append(start(self.pipeline.but(**setting)).wait_or_raise(each))
 
     def plot(self) -> Figure:
         """Draw throughput over the first knob, a line for each other setting."""
@@ -212,16 +199,6 @@ class Comparison(ComparedRuns):
         from labkit.view.run_figure import draw_run
 
         return draw_run(self.after, self.before)
-
-
-class Workers(LoaderWorkers):
-    """What a run's loader did, worker by worker; falsy where nothing was recorded of it."""
-
-    def plot(self) -> Figure:
-        """Draw what each worker did, under the loop, for a few seconds."""
-        from labkit.view.run_figure import draw_workers
-
-        return draw_workers(self)
 
 
 Loaded = Run | Measurements | Ranks

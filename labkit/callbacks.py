@@ -1,14 +1,12 @@
-"""A loop that is not ours as a Run: what `lk.watch` and the frameworks' callbacks share."""
+"""A loop that is not ours as a Run: what `lk.watch` and a framework's callback share."""
 
 from __future__ import annotations
 
 import os
-import sys
-import traceback
 
 from labkit.api import Run
 from labkit.process import folders
-from labkit.watching import hook, run_folders
+from labkit.watching import run_folders
 from labkit.watching.recorder import Recorder
 
 
@@ -27,7 +25,7 @@ class LoopRecorder:
             self._recorder.flush()
         return self._run
 
-    def record(
+    def begin(
         self, loader: object, model: object, place: tuple[str, int] | None = None
     ) -> Recorder:
         """Begin a record; `model` is the one trained, `place` the file and line of the loop."""
@@ -35,12 +33,6 @@ class LoopRecorder:
         self._recorder = Recorder(folder, loader, model, place)
         self._run = Run(folder, process=self._recorder)
         return self._recorder
-
-    def begin(self, loader: object, model: object) -> Recorder:
-        """Begin the record of a framework's loop, where the user's code has called it."""
-        self.close()
-        frames = traceback.walk_stack(sys._getframe(1))
-        return self.record(loader, model, hook.users_place(frames))
 
     def close(self, error: BaseException | None = None) -> None:
         """End the record; only needed where an exception, `error`, ended the training."""

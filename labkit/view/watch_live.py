@@ -70,7 +70,7 @@ class Watch(StandIn, LoopRecorder):
         """Begin a Run."""
         launcher.end_standby()  # it might still be importing torch, beside this loop
         is_of_script = run_folders.of_script is not None
-        recorder = self.record(self.loader, self.model)
+        recorder = self.begin(self.loader, self.model)
         is_shown = self.live and not is_of_script and run_folders.own_rank() == "0"
         self._display = Display() if is_shown else None
         while len(_open) >= OPEN_MOST:
