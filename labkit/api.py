@@ -146,10 +146,7 @@ class Measurements(LiveResult[MeasurementsData], MeasurementsData):
 
     KIND = MeasurementsData
 
-    def __init__(self, path: Path, process: Any = None, recorded: bool = False):
-        """Follow a log, as every live result does."""
-        super().__init__(path, process, recorded)
-        self._added: list[Measurements] = []
+    _added: tuple[Measurements, ...] = ()
 
     @property
     def data(self) -> MeasurementsData:
@@ -160,7 +157,7 @@ class Measurements(LiveResult[MeasurementsData], MeasurementsData):
 
     def add(self, point: Measurements) -> None:
         """Take over the rows of a point that was measured afterwards."""
-        self._added.append(point)
+        self._added += (point,)
 
     def plot(self, x: str, y: str, by: str | None = None, **drawing: Any) -> Figure:
         """Draw column `y` over column `x`, a line for each value of column `by`; see `lk.plot`."""

@@ -5,6 +5,7 @@ Needs the extra `gpu-labkit[hf]`.
 
 from __future__ import annotations
 
+import sys
 import traceback
 from typing import Any
 
@@ -34,7 +35,7 @@ class Recorder(LoopRecorder, TrainerCallback):
         if state.is_world_process_zero:
             self.close()
             hook.install_now()
-            place = hook.users_place(traceback.walk_stack(None))
+            place = hook.users_place(traceback.walk_stack(sys._getframe()))
             recorder = self.begin(more.get("train_dataloader"), more.get("model"), place)
             hook.SCRIPT.loops.append(recorder)
             recorder.ends.callback(hook.SCRIPT.loops.remove, recorder)

@@ -60,8 +60,8 @@ def draw_timeline(
     active = {name: spans for name, spans in lanes.items() if name != "steps"}
     steps = lanes.get("steps", np.empty((0, 2)))
     shown = steps[:2] if len(steps) else np.concatenate([*lanes.values()])
-    start = float(shown.min()) if start_ms is None else start_ms
-    end = float(shown.max()) if end_ms is None else end_ms
+    start = shown.min() if start_ms is None else start_ms
+    end = shown.max() if end_ms is None else end_ms
     figure, [axes] = page(source, [], [AROUND_IN + LANE_IN * len(active)])
     draw_lanes(axes, active, start, end)
     axes.vlines(steps[:, 0], -1, len(active), INK, linewidth=0.8)

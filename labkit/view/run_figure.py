@@ -1,4 +1,4 @@
-"""The figures of runs: one with its teeth, its ranks, its loader's workers, and a sweep of them.
+"""The figures of runs: one with its teeth, one's ranks, and a sweep of them.
 
 The teeth are true intervals, never samples, and only those of a short stretch are drawn.
 """
@@ -13,12 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from labkit.knobs import as_typed
 from labkit.results.comparison import ComparedRuns, SweptRuns
 from labkit.results.ranks import RanksData, delays_of
 from labkit.results.readings import driver_readings, readings_of
 from labkit.results.run_data import RunData
-from labkit.results.workers import MAIN, LoaderWorkers
 from labkit.text import counted
 from labkit.view import FIGURE_PX
 from labkit.view.live_frame import binned
@@ -47,8 +45,6 @@ RANK_PARTS = {  # part of RankTimes: its name, as stacked
     "transfer": "exchanging gradients",
     "other": "other",
 }
-MOST_LANES = 16  # of workers
-SHOWN_S = 3.0  # of what they did
 
 
 @our_style
@@ -89,8 +85,6 @@ def _draw_whole(axes: Axes, runs: Mapping[str, RunData], marked_s: tuple[float, 
     label = f"busy share of every {1e3 * edges[1]:.3g} ms"
     axes.stairs(shares, edges, fill=True, label=label, color=COMPUTE, alpha=0.4)
     curves = {"NVML's samples": driver_readings(run), "nvidia-smi": readings_of(run, "gpu_now")}
-    if run.machine.kind == "cpu":
-        curves = {"all CPU cores (psutil)": readings_of(run, "cpu")}
     for name, (seconds, samples) in curves.items():  # a missing one is NaN: a gap
         if np.isfinite(samples).any():
             axes.plot(seconds, samples, ".-", markersize=2.5, linewidth=0.8, label=name)
@@ -128,25 +122,6 @@ def changes(compared: ComparedRuns) -> str:
 
 
 @our_style
-def draw_workers(workers: LoaderWorkers) -> Picture:
-    """Draw a few seconds in the middle of what was recorded: when each worker prepared a batch."""
-    batches = workers.batches
-    if not len(batches):
-        return page("Nothing to draw: nothing was recorded of the loader's workers.")[0]
-    start_s = (batches.start.min() + batches.ready.max() - SHOWN_S) / 2
-    lanes = {LANES[0]: workers.run.stamps[:, 0:2]}
-    for number, own in list(batches.groupby("worker"))[:MOST_LANES]:
-        name = "main process" if number == MAIN else f"worker {number}"
-        lanes[name] = own[["start", "ready"]].to_numpy()
-    share = workers.rows.mean().cpu_share
-    title = f"Inside the loader: CPU time is {share:.0%} of the time to prepare a batch"
-    figure, [axes] = page(title, [], [AROUND_IN + ROW_IN * len(lanes)])
-    draw_lanes(axes, lanes, start_s, start_s + SHOWN_S)
-    axes.set_xlabel(SINCE)
-    return figure
-
-
-@our_style
 def draw_ranks(ranks: RanksData, bottleneck: str) -> Figure:
     """Draw `ranks`, and name the `bottleneck`; a run without numbers has a figure that says why."""
     times = ranks.times
@@ -171,12 +146,11 @@ def draw_sweep(sweep: SweptRuns) -> Figure:
     """
     knob, *others = sweep.knobs
     rows = sweep.frame.rename(columns={"throughput": "samples/s"})
-    rows["setting"] = [as_typed({name: each[name] for name in others}) for each in sweep.settings]
+    rows["setting"] = rows[others].astype(str).agg(", ".join, axis="columns")
     rates = rows["samples/s"].astype(float)
-    title = f"sweep of {', '.join(sweep.knobs)}"
+    title = " and ".join(sweep.knobs)
     if rates.count() > 1:
-        best = as_typed(sweep.settings[int(rates.argmax())])
-        title = f"{best}: {rates.max() / rates.min():.1f}x the throughput of the slowest setting"
+        title += f": {rates.max() / rates.min():.1f}x from slowest to fastest"
     marks = dict.fromkeys(run.mark for run in sweep.runs)
     title = "; ".join(filter(None, [*marks, title, delays_of(sweep.runs)]))
     return plot(rows, knob, "samples/s", "setting" if others else None, title=title)
