@@ -1,21 +1,45 @@
-"""The labs from a terminal: `python -m labkit --help`. A command is a function here."""
+"""The labs from a terminal: `python -m labkit --help`. A command is a function here.
+
+It returns what it found, which prints and becomes JSON, and the exit code.
+"""
 
 from __future__ import annotations
 
 import argparse
+import inspect
+import json
 import os
 import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import labkit as lk
-from labkit.terminal import Outcome, add_command, knobs_in_words, main, parse_settings, say
+from labkit.knobs import Settings, check_names
+from labkit.spec import KNOBS
+from labkit.text import printable
+
+START_HERE = """labkit COMMAND --help tells more about each, with examples.
+
+start here:
+  labkit machine                        the hardware and versions found
+  labkit run --set num_workers=4        one pipeline, for a few seconds
+  labkit diagnose PATH                  the bottleneck of a saved run or a profiler trace
+  labkit watch -- python train.py       your own script, unchanged: what holds it back
+  labkit tune -- python train.py        what makes it faster: each change is tried on it
+
+Results go to stdout (--json: one JSON object), progress and errors to stderr. The exit code is 0,
+1 where a run failed, 2 where the input was bad, 130 where you interrupted it.
+"""
+
+Found = tuple[Any, int]
 
 
-def machine(options: argparse.Namespace) -> Outcome:
+def machine(options: argparse.Namespace) -> Found:
     """Name what is here: device, cores, memory, versions."""
-    return Outcome(lk.machine())
+    return lk.machine(), 0
 
 
-def run(options: argparse.Namespace) -> Outcome:
+def run(options: argparse.Namespace) -> Found:
     """Measure one pipeline.
 
     Its record is the folder that is named last: `labkit diagnose FOLDER`.
@@ -28,10 +52,10 @@ def run(options: argparse.Namespace) -> Outcome:
     for knob, why in done.not_applied.items():
         say(f"not applied: {knob}: {why}")
     say(f"record: {done.path}")
-    return Outcome(done, int(done.outcome == "failed"))
+    return done, int(done.outcome == "failed")
 
 
-def trace(options: argparse.Namespace) -> Outcome:
+def trace(options: argparse.Namespace) -> Found:
     """Read a torch.profiler trace, or compare two.
 
     the file comes from your own training loop:
@@ -46,26 +70,26 @@ def trace(options: argparse.Namespace) -> Outcome:
       labkit trace traces/                          a file for each rank: who keeps whom waiting
     """
     found = lk.trace(options.path)
-    return Outcome(found.compare(lk.trace(options.after)) if options.after else found)
+    return found.compare(lk.trace(options.after)) if options.after else found, 0
 
 
-def diagnose(options: argparse.Namespace) -> Outcome:
+def diagnose(options: argparse.Namespace) -> Found:
     """Name the bottleneck of a record or a profiler trace.
 
     examples:
       labkit diagnose run.jsonl.gz          of `run.save("run.jsonl.gz")`, or a run's folder
       labkit diagnose trace.json.gz         a torch.profiler trace of your own script
     """
-    return Outcome(lk.diagnose(options.path))
+    return lk.diagnose(options.path), 0
 
 
-def tune(options: argparse.Namespace) -> Outcome:
+def tune(options: argparse.Namespace) -> Found:
     """Find loader settings by measuring them: of a script, or of a dataset.
 
     A script is run several times, each time with one change, and interrupted (as by Ctrl-C) once
-    some seconds of its training have been timed. Files that it writes until then are written, here
-    unless --cwd-copy is given; $LABKIT_TUNE_DIR is a scratch folder for them. Its stdin is closed.
-    Ctrl-C ends the search and keeps what is known.
+    some seconds of its training have been timed. Files that it writes until then are written:
+    $LABKIT_TUNE_DIR is a scratch folder for them. Its stdin is closed. Ctrl-C ends the search and
+    keeps what is known.
 
     examples:
       labkit tune -- python train.py --epochs 1
@@ -74,22 +98,20 @@ def tune(options: argparse.Namespace) -> Outcome:
     from labkit.tuning.set_up import NAMED
     from labkit.view.running import tune_script
 
-    seconds = {} if options.seconds is None else {"seconds": options.seconds}
     try:
         if len(options.what) == 1 and NAMED.fullmatch(options.what[0]):
             sys.path[:0] = [os.getcwd()]  # as a script's own modules
-            return Outcome(lk.tune(options.what[0], **seconds))
-        where = {"budget": options.budget, "in_copy": options.cwd_copy}
-        return Outcome(tune_script(options.what, **where, **seconds))
+            return lk.tune(options.what[0], seconds=options.seconds), 0
+        return tune_script(options.what, seconds=options.seconds, budget=options.budget), 0
     except KeyboardInterrupt:
         found = vars(lk.tune).get("last")
         if found is None or found.winner is None:
             raise
         say("\nlabkit: interrupted; this is what was done by then")
-        return Outcome(found, code=130)
+        return found, 130
 
 
-def watch(options: argparse.Namespace) -> Outcome:
+def watch(options: argparse.Namespace) -> Found:
     """Run a script unchanged, and say what held its training loop back, down to the line.
 
     The script keeps its arguments, streams, signals and exit code; the verdict goes to stderr in
@@ -104,13 +126,60 @@ def watch(options: argparse.Namespace) -> Outcome:
     """
     from labkit.view.watch_command import watch_script, write_report
 
-    if options.html and not options.html.endswith((".html", ".htm")):
-        raise ValueError(f"--html {options.html}: the name of the page has to end in .html")
     found, code = watch_script(options.script, options.json, options.headroom)
     write_report(found, options.html)
-    if not options.json:  # stdout is the script's own
-        say(f"labkit watch: {found.text}")
-    return Outcome(found, code, is_said=True)
+    if options.json:
+        return found, code
+    say(f"labkit watch: {found.text}")  # stdout is the script's own
+    return None, code
+
+
+def parse_settings(settings: list[str]) -> Settings:
+    """Read `knob=value` strings from a command line; raise ValueError on a bad one."""
+    for setting in settings:
+        if "=" not in setting:
+            raise ValueError(f"{setting!r} is not a setting: write knob=value.")
+    texts = dict(setting.split("=", 1) for setting in settings)
+    check_names(texts, KNOBS)
+    return {name: KNOBS[name].parse(text) for name, text in texts.items()}
+
+
+def knobs_in_words() -> str:
+    """Return what --set takes."""
+    text = "\n\nknobs (--set KNOB=VALUE):"
+    for knob in KNOBS.values():
+        text += f"\n  {knob.name}={knob.default}: {knob.help}\n      {knob.allowed}"
+    return text
+
+
+def say(text: str) -> None:
+    """Print a text, which may hold anybody's names, on stderr, where that is open."""
+    if sys.stderr is not None:  # else it would be printed on stdout
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+PARSER = argparse.ArgumentParser(
+    "labkit",
+    description="Why is my GPU idle, and what do I change?",
+    epilog=START_HERE,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+)
+COMMANDS = PARSER.add_subparsers(title="commands", metavar="COMMAND")
+
+
+def add_command(run: Callable[[argparse.Namespace], Found]) -> argparse.ArgumentParser:
+    """Register a function as a command, its docstring as the help; return it for its options."""
+    summary, _, more = inspect.cleandoc(run.__doc__ or "").partition("\n\n")
+    sub = COMMANDS.add_parser(
+        run.__name__,
+        help=summary,
+        description=summary,
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    sub.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    sub.set_defaults(command=run)
+    return sub
 
 
 add_command(machine)
@@ -118,15 +187,8 @@ add_command(machine)
 sub = add_command(run)
 sub.epilog = f"{sub.epilog}{knobs_in_words()}"
 told = "change knobs: one or more; may be repeated"
-sub.add_argument(
-    "--set",
-    metavar="KNOB=VALUE",
-    help=told,
-    action="extend",
-    nargs="+",
-    default=[],
-    dest="settings",
-)
+many = {"action": "extend", "nargs": "+", "default": []}
+sub.add_argument("--set", metavar="KNOB=VALUE", dest="settings", help=told, **many)
 
 sub = add_command(trace)
 sub.add_argument("path", metavar="PATH", help="a file from torch.profiler, or a folder of them")
@@ -138,19 +200,39 @@ sub.add_argument("path", metavar="PATH", help="a run's folder or record, or a tr
 sub = add_command(tune)
 told = "a function that returns your dataset; or your script, as a shell takes it"
 sub.add_argument("what", nargs="*", metavar="MODULE:FUNCTION | -- COMMAND", help=told)
-told = "to measure each setting for (1.5; of a script 3)"
-sub.add_argument("--seconds", type=float, help=told)
+sub.add_argument("--seconds", type=float, default=3, help="to measure each setting for (3)")
 sub.add_argument("--budget", type=float, default=180, help="of a script: for all of it, s")
-told = "of a script: run it in a copy of this folder"
-sub.add_argument("--cwd-copy", action="store_true", help=told)
 
 sub = add_command(watch)
 told = "write the verdict, the pictures and the settings as one self-contained page"
 sub.add_argument("--html", metavar="FILE", help=told)
 told = "replay some batches, to tell how fast a perfect loader would be"
 sub.add_argument("--headroom", action="store_true", help=told)
-told = "the command to run"
-sub.add_argument("script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help=told)
+sub.add_argument(
+    "script", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    options = PARSER.parse_args(arguments)
+    if "command" not in options:
+        PARSER.print_help()
+        return 0
+    try:
+        found, code = options.command(options)
+    except (ValueError, RuntimeError, OSError) as error:
+        say(f"labkit: {error}")
+        return 2 if isinstance(error, ValueError) else 1
+    except KeyboardInterrupt:
+        say("labkit: interrupted")
+        return 130
+    if options.json:
+        print(json.dumps(found.to_dict(), allow_nan=False))
+    elif found is not None:
+        print(printable(str(found)))
+    return code
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -23,7 +23,6 @@ from labkit.results.measurements import MeasurementsData
 from labkit.results.payload import Source
 from labkit.results.ranks import RanksData
 from labkit.results.run_data import RunData
-from labkit.results.workers import LoaderWorkers
 from labkit.spec import LOADER_KNOBS, Pipeline
 from labkit.stamps.events import FILE_NAME
 from labkit.stamps.record import RecordError, Tail, head_of
@@ -41,11 +40,6 @@ class Run(LiveResult[RunData], RunData):
     """One measured run, live or recorded. Statistics leave out the warm-up, and are of now."""
 
     KIND = RunData
-
-    @property
-    def workers(self) -> Workers:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What the loader did, worker by worker; falsy where nothing was recorded of it."""
-        return Workers(self.data)
 
     @property
     def lines(self) -> Lines:
@@ -152,10 +146,7 @@ class Measurements(LiveResult[MeasurementsData], MeasurementsData):
 
     KIND = MeasurementsData
 
-    def __init__(self, path: Path, process: Any = None, recorded: bool = False):
-        """Follow a log, as every live result does."""
-        super().__init__(path, process, recorded)
-        self._added: list[Measurements] = []
+    _added: tuple[Measurements, ...] = ()
 
     @property
     def data(self) -> MeasurementsData:
@@ -166,7 +157,7 @@ class Measurements(LiveResult[MeasurementsData], MeasurementsData):
 
     def add(self, point: Measurements) -> None:
         """Take over the rows of a point that was measured afterwards."""
-        self._added.append(point)
+        self._added += (point,)
 
     def plot(self, x: str, y: str, by: str | None = None, **drawing: Any) -> Figure:
         """Draw column `y` over column `x`, a line for each value of column `by`; see `lk.plot`."""
@@ -188,14 +179,7 @@ class Sweep(SweptRuns[Run]):
         stops the run and keeps those before it.
         """
         for setting in self.settings:
-            run = start(self.pipeline.but(**setting))
-            self.runs.append(run)
-            try:
-                run.wait_or_raise(each)
-            except BaseException:
-                run.stop()
-                self.runs = [each for each in self.runs if each.outcome != "stopped"]
-                raise
+            self.runs.append(start(self.pipeline.but(**setting)).wait_or_raise(each))
 
     def plot(self) -> Figure:
         """Draw throughput over the first knob, a line for each other setting."""
@@ -212,16 +196,6 @@ class Comparison(ComparedRuns):
         from labkit.view.run_figure import draw_run
 
         return draw_run(self.after, self.before)
-
-
-class Workers(LoaderWorkers):
-    """What a run's loader did, worker by worker; falsy where nothing was recorded of it."""
-
-    def plot(self) -> Figure:
-        """Draw what each worker did, under the loop, for a few seconds."""
-        from labkit.view.run_figure import draw_workers
-
-        return draw_workers(self)
 
 
 Loaded = Run | Measurements | Ranks
@@ -278,7 +252,6 @@ def launch(
     spec: Any,
     *,
     fault: str | None = None,
-    after: list[str] | None = None,
     source: Source | None = None,
 ) -> Any:
     """Start what a spec describes apart from the kernel; return its Run, Measurements or Ranks.
@@ -286,7 +259,6 @@ def launch(
     Args:
         spec: A Pipeline, a Grid, Distributed ranks.
         fault: Planted in the bench (`labkit.bench.carry_out.planted`).
-        after: A command that the supervisor starts when the run is over.
         source: The user's own dataset, or function, that the bench is to use.
 
     Raises:
@@ -301,7 +273,7 @@ def launch(
         said = {"pipeline": knobs, "watched": {"loader": f"DataLoader({source.name})"}}
     kind = launcher.RANKS if "ranks" in asked else launcher.BENCH
     try:
-        with launcher.starting(kind, after) as handle:
+        with launcher.starting(kind, None) as handle:
             run = handle.folder.name
             order: Any = {"run": run, "cache": str(folders.home()), "fault": fault, **asked}
             if source is not None:

@@ -1,38 +1,35 @@
-"""A framework's training loop as a Run: what the callbacks for all frameworks share."""
+"""A loop that is not ours as a Run: what `lk.watch` and a framework's callback share."""
 
 from __future__ import annotations
 
 import os
-import sys
-import traceback
 
 from labkit.api import Run
 from labkit.process import folders
-from labkit.watching import hook, run_folders
+from labkit.watching import run_folders
 from labkit.watching.recorder import Recorder
 
 
 class LoopRecorder:
-    """Records the loop that a framework runs; `.run` is the Run so far."""
+    """Records a loop that is not ours; `.run` is the Run so far."""
 
-    def __init__(self):
-        self._recorder: Recorder | None = None
-        self._run: Run | None = None
+    _recorder: Recorder | None = None
+    _run: Run | None = None
 
     @property
     def run(self) -> Run:
-        """The Run so far; raises RuntimeError before the training has begun."""
+        """The Run so far; raises RuntimeError before the loop has begun."""
         if self._run is None or self._recorder is None:
-            raise RuntimeError("nothing has been recorded yet: train first, trainer.train().")
+            raise RuntimeError("nothing is recorded yet: iterate the watch, or trainer.train().")
         if not self._recorder.closed:
             self._recorder.flush()
         return self._run
 
-    def begin(self, loader: object, model: object) -> Recorder:
-        """Begin a record; `model` is the one trained."""
-        self.close()
+    def begin(
+        self, loader: object, model: object, place: tuple[str, int] | None = None
+    ) -> Recorder:
+        """Begin a record; `model` is the one trained, `place` the file and line of the loop."""
         folder = run_folders.new_folder(os.getpid()) or folders.new_run()
-        place = hook.users_place(traceback.walk_stack(sys._getframe(1)))
         self._recorder = Recorder(folder, loader, model, place)
         self._run = Run(folder, process=self._recorder)
         return self._recorder

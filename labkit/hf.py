@@ -5,17 +5,16 @@ Needs the extra `gpu-labkit[hf]`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+import traceback
+from typing import Any
 
 from labkit.callbacks import LoopRecorder
 from labkit.watching import hook
 
-if TYPE_CHECKING:
-    from transformers import TrainerControl, TrainerState, TrainingArguments
-
 try:
     import accelerate  # noqa: F401 -- the Trainer needs it, and says so late
-    from transformers import TrainerCallback
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
     raise ImportError(
         f"labkit.hf needs transformers and accelerate ({error}): pip install 'gpu-labkit[hf]'"
@@ -34,8 +33,10 @@ class Recorder(LoopRecorder, TrainerCallback):
     ) -> None:
         """Record the batches that are asked for from now on, as `labkit watch` would."""
         if state.is_world_process_zero:
+            self.close()
             hook.install_now()
-            recorder = self.begin(more.get("train_dataloader"), more.get("model"))
+            place = hook.users_place(traceback.walk_stack(sys._getframe()))
+            recorder = self.begin(more.get("train_dataloader"), more.get("model"), place)
             hook.SCRIPT.loops.append(recorder)
             recorder.ends.callback(hook.SCRIPT.loops.remove, recorder)
 

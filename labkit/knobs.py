@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import math
-import operator
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -36,16 +35,8 @@ WORDS = {
     "float": "a number",
     "str": "a text",
 }
-SWITCHES = {
-    "true": True,
-    "yes": True,
-    "1": True,
-    "on": True,
-    "false": False,
-    "no": False,
-    "0": False,
-    "off": False,
-}
+NUMBERS = ("int", "float")
+SWITCHES = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -57,8 +48,8 @@ class Knob:
     default: Any
     help: str
     unit: str = ""
-    low: float | None = None  # inclusive, as `high`
-    high: float | None = None
+    low: float = -math.inf  # inclusive, as `high`
+    high: float = math.inf
     reach: float | None = None  # how far a slider goes, where up to `high` is too wide to aim in
     choices: tuple | None = None
     pattern: re.Pattern | None = None
@@ -77,7 +68,7 @@ class Knob:
             words = ", ".join(map(repr, self.choices))
         elif self.pattern:
             words = self.takes
-        elif self.low is not None:
+        elif self.kind in NUMBERS:
             words = f"{words} from {self.low:g} to {self.high:g} {self.unit}".rstrip()
         return f"{words}, or None ({self.auto})" if self.auto else words
 
@@ -100,11 +91,9 @@ class Knob:
         if self.choices:
             is_one = any(value is choice or value == choice for choice in self.choices)
             return value if is_one else None
-        if self.kind in ("int", "float"):
+        if self.kind in NUMBERS:
             number = _number(value, whole=self.kind == "int")
-            low = -math.inf if self.low is None else self.low
-            high = math.inf if self.high is None else self.high
-            return number if number is not None and low <= number <= high else None
+            return number if number is not None and self.low <= number <= self.high else None
         if self.kind == "bool":
             return bool(value) if isinstance(value, int) and value in (0, 1) else None
         fits = isinstance(value, str) and (not self.pattern or self.pattern.fullmatch(value))
@@ -112,9 +101,7 @@ class Knob:
 
     def parse(self, text: str) -> Any:
         """Read the knob from the command line; raise ValueError as `check` does."""
-        if text.lower() == "off" and self.kind == "float" and self.low == 0:
-            return 0.0  # a delay; None would leave it to the machine
-        if text.lower() in ("none", "auto", "off") and self.takes_none:
+        if text.lower() in ("none", "auto") and self.takes_none:
             return None
         if self.kind == "bool":
             return self.check(SWITCHES.get(text.lower(), text))
@@ -124,8 +111,6 @@ class Knob:
 def _number(value: Any, whole: bool) -> int | float | None:
     """Return `value` as an int or a finite float, or None where it is neither."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
-        if whole and not isinstance(value, float):
-            return int(value) if isinstance(value, str) else operator.index(value)
         number = float(value)
         if math.isfinite(number) and (not whole or number.is_integer()):
             return int(number) if whole else number

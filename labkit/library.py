@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import labkit
+import pandas
+
 from labkit.api import Loaded, load
 from labkit.stamps.record import head_of
 from labkit.text import one_line
-
-if TYPE_CHECKING:
-    import pandas
 
 SUFFIX = ".jsonl.gz"
 COLUMNS = ["name", "title", "hardware", "date", "torch"]  # of the listing
@@ -30,21 +28,16 @@ def recorded(
     Of several machines a GPU's comes first; `"<machine>/<name>"` asks for one. `folder` is what
     `maintain/recordings.py --out FOLDER` wrote; None: what comes with the package.
     """
-    place = Path(labkit.__file__).parent / "records" if folder is None else Path(folder)
-    files = [*place.glob(f"*{SUFFIX}"), *place.glob(f"*/*{SUFFIX}")]
-    rows = [row for row in map(_row, files) if row]
+    place = Path(__file__).parent / "records" if folder is None else Path(folder)
+    rows = [row for row in map(_row, place.rglob(f"*{SUFFIX}")) if row]
     rows.sort(key=lambda row: (row["kind"] != "gpu", row["hardware"], row["name"]))
     if name is None:
-        import pandas
-
         return pandas.DataFrame(rows, columns=COLUMNS)
-    known = {f"{row['path'].parent.name}/{row['name']}": row["path"] for row in rows}
-    for full, path in known.items():
-        if name in (full, full.partition("/")[2]):
-            return load(path)
-    of_machine = [full for full in known if full.startswith(f"{str(name).rpartition('/')[0]}/")]
-    available = ", ".join(of_machine or known) or "none"
-    raise ValueError(f"Unknown record {name!r}; available: {available}.")
+    for row in rows:
+        if name in (row["name"], row["full"]):
+            return load(row["path"])
+    available = ", ".join(row["full"] for row in rows)
+    raise ValueError(f"Unknown record {name!r}; available: {available or 'none'}.")
 
 
 def _row(file: Path) -> dict[str, Any] | None:
@@ -53,12 +46,14 @@ def _row(file: Path) -> dict[str, Any] | None:
     if not head.keys() >= {"spec", "machine"}:
         return None
     spec, machine = head["spec"], head["machine"]
+    name = one_line(file.name.removesuffix(SUFFIX))
     return {
-        "name": one_line(file.name.removesuffix(SUFFIX)),
-        "title": str(spec.get("title", ""))[:100],
-        "hardware": machine["name"][:60],
-        "date": str(spec.get("utc", "unknown"))[:10],
-        "torch": str(machine["versions"].get("torch", "unknown"))[:20],
+        "name": name,
+        "full": f"{file.parent.name}/{name}",
+        "title": spec.get("title", ""),
+        "hardware": machine["name"],
+        "date": spec.get("utc", "unknown")[:10],
+        "torch": machine["versions"].get("torch", "unknown"),
         "kind": machine["kind"],
         "path": file,
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -238,10 +237,6 @@ class Distributed(Spec):
                 "'cuda' (CUDA_VISIBLE_DEVICES chooses the cards)."
             )
         self._check_starve()
-        if sys.platform == "win32":
-            raise RuntimeError(
-                "Distributed runs need Linux or macOS. Use WSL, or lk.run for one process."
-            )
 
     def _check_starve(self) -> None:
         for rank, knobs in self.starve.items():

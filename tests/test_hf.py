@@ -1,4 +1,4 @@
-"""A framework's trainer as a Run: Hugging Face's, and Lightning's."""
+"""A framework's trainer as a Run: Hugging Face's by its callback, Lightning's by its loader."""
 
 import importlib.util
 import sys
@@ -6,6 +6,8 @@ import time
 
 import pytest
 import torch
+
+import labkit as lk
 
 pytestmark = pytest.mark.slow
 installed = all(map(importlib.util.find_spec, ("transformers", "accelerate")))
@@ -98,10 +100,8 @@ def test_a_trainer_is_recorded_as_a_run_in_which_a_slow_dataset_and_callback_sho
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("lightning"), reason="needs gpu-labkit[lightning]")
-def test_a_lightning_trainer_is_recorded_as_a_run_with_its_lines(tmp_path):
+def test_a_lightning_trainer_takes_a_watched_loader(tmp_path):
     import lightning
-
-    from labkit.lightning import Recorder
 
     class Tiny(lightning.LightningModule):
         def __init__(self):
@@ -118,15 +118,17 @@ def test_a_lightning_trainer_is_recorded_as_a_run_with_its_lines(tmp_path):
     def fit(samples):
         off = "logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"
         quiet = dict.fromkeys(off, False) | {"accelerator": "cpu", "default_root_dir": tmp_path}
-        trainer = lightning.Trainer(max_epochs=2, callbacks=[recorder], **quiet)
-        trainer.fit(Tiny(), torch.utils.data.DataLoader(samples, 4))
+        trainer = lightning.Trainer(max_epochs=2, **quiet)
+        watched = lk.watch(torch.utils.data.DataLoader(samples, 4), live=False)
+        try:
+            trainer.fit(Tiny(), watched)
+        except RuntimeError as error:
+            watched.close(error)
+        return watched.run
 
-    recorder = Recorder()
-    fit(torch.randn(80, 8))
-    run = recorder.run
-    assert (run.outcome, run.steps, run.samples) == ("finished", 40, 160)
+    run = fit(torch.randn(80, 8))
+    assert (run.steps, run.samples) == (38, 152)  # Lightning asks for no batch behind the last
     found = host_of(run)
     assert found.cause == "waiting" and found.lines[0].function.endswith("Tiny.training_step")
-    with pytest.raises(RuntimeError, match="shapes"):
-        fit(torch.randn(80, 3))
-    assert recorder.run.outcome == "failed" and "shapes" in recorder.run.error
+    failed = fit(torch.randn(80, 3))
+    assert failed.outcome == "failed" and "shapes" in failed.error

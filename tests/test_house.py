@@ -46,7 +46,7 @@ INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and wh
         "instruments quotas results.device_peaks results.hardware"
     ),
     "the loop on a stand-in GPU, and what is sent to it": "bench",
-    "the script under watch, in whose process the test is": "watching hf lightning view.watch_live",
+    "the script under watch, in whose process the test is": "watching hf view.watch_live",
     "evidence that no log here holds, and code to paste": (
         "diagnosis results.core_use results.failures results.workers"
     ),
@@ -56,8 +56,7 @@ INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and wh
         "results.privacy results.templates text traces.events traces.file traces.public"
     ),
     "what is drawn without a browser, and typed without a terminal": (
-        "__main__ terminal view.display view.live view.panel "
-        "view.running view.style view.wandb_log view.watch_command"
+        "__main__ view.display view.live view.panel view.running view.style view.watch_command"
     ),
     "tables that are held against files": "knobs spec library results.published results.script",
 }

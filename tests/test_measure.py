@@ -143,7 +143,7 @@ def test_rows_that_come_in_during_a_drawing_are_of_the_next_one(tmp_path, monkey
     by_now = type(grid).data.fget
 
     def grown(measured):
-        measured._added.append(next(later))
+        measured._added += (next(later),)
         return by_now(measured)
 
     monkeypatch.setattr(type(grid), "data", property(grown))

@@ -40,9 +40,8 @@ def test_the_listing_says_what_on_what_and_passes_over_what_is_no_record(finishe
     assert lk.recorded(folder=tmp_path / "missing").empty
 
 
-def test_a_name_that_a_machine_lacks_is_answered_with_those_that_it_has():
-    with pytest.raises(ValueError, match="NVIDIA-H200/nothing'; available: .*workers-4") as raised:
+def test_a_name_that_is_not_there_is_answered_with_those_that_are():
+    with pytest.raises(ValueError, match="NVIDIA-H200/nothing'; available: .*workers-4"):
         lk.recorded("NVIDIA-H200/nothing")
-    assert "compile-default" not in str(raised.value)  # another machine's
     with pytest.raises(ValueError, match="available: .*NVIDIA-H200/"):
         lk.recorded("H20/nothing")

@@ -12,8 +12,7 @@ import pytest
 from test_trace import STEP, kernel
 
 import labkit as lk
-from labkit.__main__ import main
-from labkit.terminal import COMMANDS, PARSER
+from labkit.__main__ import COMMANDS, PARSER, main
 from labkit.text import STEERS
 from labkit.view import display
 

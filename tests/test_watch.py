@@ -141,10 +141,12 @@ def test_a_break_marks_the_run_and_the_next_pass_goes_on():
     "problem, outcome", [(KeyError("mine"), "failed"), (KeyboardInterrupt(), "stopped")]
 )
 def test_an_exception_in_the_body_passes_untouched_and_is_in_the_run(problem, outcome):
-    with pytest.raises(type(problem)) as caught, quiet(range(50)) as watched:
+    watched = quiet(range(50))
+    with pytest.raises(type(problem)) as caught:
         for i in watched:
             if i == 20:
                 raise problem
+    watched.close(caught.value)
     assert caught.value is problem and watched.run.steps == 20
     assert watched.run.outcome == outcome and str(problem) in (watched.run.error or "")
 

@@ -9,30 +9,8 @@ from matplotlib.figure import Figure
 from labkit.text import counted
 from labkit.traces.breakdown import Breakdown, TraceComparison, words_of
 from labkit.view.rows_figure import plot
-from labkit.view.style import (
-    BLUE,
-    COMPUTE,
-    COPY,
-    INK,
-    LINES,
-    OTHER,
-    SKY,
-    VERMILION,
-    WAIT,
-    draw_lanes,
-    our_style,
-    page,
-    stack,
-)
+from labkit.view.style import INK, draw_lanes, our_style, page, stack
 
-COLOURS = {  # of the lanes: the kit's where it has one
-    "CPU operators": SKY,
-    "DataLoader": WAIT,
-    "CUDA calls": VERMILION,
-    "kernels": COMPUTE,
-    "collectives": BLUE,
-    "copies": COPY,
-}
 LANE_IN = 0.26  # inches that a lane is high
 AROUND_IN = 0.5
 MOST_KERNELS = 6
@@ -58,7 +36,7 @@ def draw_comparison(comparison: TraceComparison) -> Figure:
     widths = pandas.DataFrame([each.class_us for each in traces], ["before", "after"]) / 1e3
     title = f"{comparison.before.source} -> {comparison.after.source}: {comparison.headline}"
     figure, [axes] = page(title, [], [AROUND_IN + 4 * LANE_IN])
-    stack(axes, widths.rename(columns=words_of), [*LINES, OTHER])
+    stack(axes, widths.rename(columns=words_of))
     axes.set_xlabel("ms of the average step")
     return figure
 
@@ -79,13 +57,13 @@ def draw_timeline(
         start_ms: Where the picture begins: with the first step, else with the first activity.
         end_ms: Where it ends: with the second step, else with the last activity.
     """
-    active = {name: {name.split(": ")[-1]: lanes[name]} for name in lanes if name != "steps"}
+    active = {name: spans for name, spans in lanes.items() if name != "steps"}
     steps = lanes.get("steps", np.empty((0, 2)))
     shown = steps[:2] if len(steps) else np.concatenate([*lanes.values()])
-    start = float(shown.min()) if start_ms is None else start_ms
-    end = float(shown.max()) if end_ms is None else end_ms
+    start = shown.min() if start_ms is None else start_ms
+    end = shown.max() if end_ms is None else end_ms
     figure, [axes] = page(source, [], [AROUND_IN + LANE_IN * len(active)])
-    draw_lanes(axes, active, COLOURS, start, end)
-    axes.vlines(steps[:, 0], 0, 1, INK, transform=axes.get_xaxis_transform(), linewidth=0.8)
-    axes.set(xlim=(start, end), xlabel="ms")
+    draw_lanes(axes, active, start, end)
+    axes.vlines(steps[:, 0], -1, len(active), INK, linewidth=0.8)
+    axes.set_xlabel("ms")
     return figure

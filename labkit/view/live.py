@@ -83,34 +83,34 @@ class LiveView(anywidget.AnyWidget):
         return FIGURE_TEXT
 
 
-class RunDisplay:
+class RunDisplay(Display):
     """Shows one run, or one after another, while they go on, and leaves what came out."""
 
     def __init__(self, before: Run | None = None):
         self.before = before
         self.run: Run | Ranks | None = None
         self.view = LiveView(before, FIGURE_PX[before is not None])
-        self.shown = Display(self.view)
+        super().__init__(self.view)
 
     def update(self, running: Run | Ranks) -> None:
         """Show what has been done by now; a run before this one stays as a line, or faintly."""
         over = None if running is self.run else self.run
-        if self.shown.handle is None:
-            if over is not None:
-                self.shown.final(repr(over))
-            self.shown.line(progress_line(running))
-        else:
+        self.run = running
+        if self.handle is not None:
             if isinstance(over, Run):
                 self.view.show_before(over)
             self.view.update(running)
-        self.run = running
+            return
+        if over is not None:
+            self.final(repr(over))
+        self.line(progress_line(running))
 
     def finish(self, result: Run | Ranks | Sweep) -> None:
         """Leave the figure of what came out, or the last run in a line."""
         figure = None
-        if self.shown.handle is not None:
+        if self.handle is not None:
             figure = result.plot(self.before) if isinstance(result, Run) else result.plot()
-        self.shown.final(repr(self.run or result), figure)
+        self.final(repr(self.run or result), figure)
         self.view.close()
 
 

@@ -19,7 +19,7 @@ import IPython.display
 import ipywidgets as widgets
 import numpy as np
 
-from labkit.knobs import Knob, Settings
+from labkit.knobs import NUMBERS, Knob, Settings
 from labkit.process import launcher
 from labkit.results.log_reader import POLL_S, LiveResult
 from labkit.view.live import PanelAccess
@@ -27,7 +27,6 @@ from labkit.view.live import PanelAccess
 # The whole numbers that a slider stops at: all up to 16, then powers of two and between
 STOPS = sorted({*range(17), *(first << power for power in range(31) for first in (1, 3))})
 NONE = "None"  # stands for None in a widget, which would take None itself as nothing chosen
-DEVICES = ("auto", "cpu", "cuda", "mps")
 SETTLE_S = 0.1  # s, for a control's last change to arrive: a press may overtake it
 # Under the widget, hidden by live.css: seen only where its kernel is gone, or no widgets are shown
 FALLBACK = "<div class='labkit-fallback'>A panel needs its kernel: run this cell again. {}</div>"
@@ -164,7 +163,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 def control(knob: Knob, value: Any) -> widgets.Dropdown | widgets.SelectionSlider:
     """Return the widget that suits a knob, set to `value`, unable to leave the knob's range."""
-    kind = widgets.Dropdown if knob.high is None else widgets.SelectionSlider
+    kind = widgets.SelectionSlider if knob.kind in NUMBERS else widgets.Dropdown
     widget = kind(
         options=[NONE if stop is None else stop for stop in stops_of(knob, value)],
         value=NONE if value is None else value,
@@ -178,8 +177,8 @@ def control(knob: Knob, value: Any) -> widgets.Dropdown | widgets.SelectionSlide
 
 def stops_of(knob: Knob, value: Any) -> list[Any]:
     """Return the values of a knob that a control offers, among them `value`."""
-    stops: list[Any] = [False, True] if knob.kind == "bool" else [*(knob.choices or DEVICES)]
-    if knob.low is not None and knob.high is not None:
+    stops: list[Any] = [False, True] if knob.kind == "bool" else [*(knob.choices or ())]
+    if knob.kind in NUMBERS:
         high = max(knob.reach or knob.high, value or 0)
         stops = [stop for stop in STOPS if knob.low <= stop <= high]
         if knob.kind == "float":

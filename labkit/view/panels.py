@@ -127,20 +127,14 @@ class PipelinePanel(Panel):
     def forecast(self, asked: Pipeline) -> Prediction | None:
         """Say and draw what is expected of `asked` from the last run, and return it; 30 ms."""
         before = self.measured()
-        found = None
-        if before is not None:
-            old = before.asked.to_dict()
-            moved = {name: v for name, v in asked.to_dict().items() if v != old[name]}
-            found = predict(before, **moved) if moved else None
+        old = (before.asked if before else asked).to_dict()
+        moved = {name: value for name, value in asked.to_dict().items() if value != old[name]}
+        found = predict(before, **moved) if before and moved else None
         self.view.expected = []
-        text = UNMOVED if found is None else f"No prediction: {found.why}."
-        if found and found.throughput_range and found.utilization_range:
+        if found and found.utilization_range:
             least, most = found.utilization_range
             self.view.expected = [least, found.utilization, most]
-            low, high = found.throughput_range
-            rate = f"{found.throughput:,.0f} ({low:,.0f} to {high:,.0f}) samples/s"
-            text = f"Expected: {rate}, busy {found.utilization:.0%}; {found.why}."
-        self.bars.value = said(text)
+        self.bars.value = said(str(found or UNMOVED))
         return found
 
     def _show(self, run: Run, before: Run | None, expected: Prediction | None) -> None:
@@ -149,16 +143,11 @@ class PipelinePanel(Panel):
         lines = [repr(run) if run.error or run.throughput is None else str(run.diagnose())]
         if before is not None and run.throughput is not None:
             compared = run.compare(before)
-            busy = f"busy {before.busy_text} → {run.busy_text}"
-            what = f"Against the run before ({changes(compared) or 'nothing changed'})"
-            lines.append(f"{what}: {busy}. {compared.verdict}")
+            lines.append(f"Against the run before ({changes(compared)}): {compared.verdict}")
         lines += [f"{knob} was not applied: {why}." for knob, why in run.not_applied.items()]
         self.say("\n".join(lines), good=not run.error)
-        if run.throughput and expected and expected.throughput_range:
-            low, high = expected.throughput_range
-            where = "inside" if low <= run.throughput <= high else "outside"
-            came = f"came {run.throughput:,.0f} samples/s: {where} the range."
-            self.bars.value = said(f"Predicted {expected.throughput:,.0f}, {came}")
+        if run.throughput and expected and expected.throughput:
+            self.bars.value = said(f"It came to {run.throughput:,.0f} samples/s. {expected}")
         else:
             self._changed()
 
@@ -225,14 +214,10 @@ class FunctionPanel(Panel):
         point = replace(self.grid, values={name: [value] for name, value in values.items()})
         added = launch(point, source=self.source)
         await self.follow(added, lambda _added: None)
-        rows = added.data.all_rows
-        if rows:
-            self.measured.add(added)
-            self.draw()
-        errors = [row["error"] for row in rows if row["error"]]
-        took = [f"{row['ms']:.3g} ms" for row in rows if row["ms"]]
-        told = [*errors, *took] or [added.error or added.numbers]
-        self.say(f"{what}: {', '.join(told)}", good=bool(rows) and not errors)
+        self.measured.add(added)
+        self.draw()
+        why = added.error or added.mistake
+        self.say(f"{what}: {why or added.numbers}", good=not why)
 
 
 def knob_of(name: str, values: Sequence[Any], function: str) -> Knob | None:

@@ -11,11 +11,11 @@ from labkit.results import saving
 from labkit.results.privacy import for_others
 from labkit.results.run_data import RunData
 from labkit.results.templates import template
-from labkit.view.run_figure import draw_run, draw_workers
+from labkit.view.run_figure import draw_run
 
 
 def export(run: RunData, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
-    """Write a run in the format of the path's suffix: .html, .png, .svg, .pdf or .csv.
+    """Write a run in the format of the path's suffix: .html, .csv, or one of matplotlib's.
 
     Args:
         run: A run with steps.
@@ -23,19 +23,15 @@ def export(run: RunData, path: str | os.PathLike[str], overwrite: bool = False) 
         overwrite: Whether a file that is there may be replaced.
 
     Raises:
-        ValueError: the suffix is none of these.
+        ValueError: the suffix is none of these; matplotlib says which of its own there are.
         FileKept: such a file is there.
     """
-    path = Path(path)
-    suffix = path.suffix.lower()
-    if suffix in saving.FIGURES:
-        return saving.save_figure(draw_run(run, None), path, overwrite)
+    suffix = Path(path).suffix
     if suffix == ".html":
         return saving.save_text(path, html_page(run, str(of_run(run))), overwrite)
     if suffix == ".csv":
         return saving.save_text(path, run.frame.to_csv(), overwrite)
-    known = ".html, .csv, .png, .svg or .pdf"
-    raise ValueError(f"export({str(path)!r}): the format follows from the suffix; give {known}.")
+    return saving.save_figure(draw_run(run, None), path, overwrite)
 
 
 def html_page(run: RunData, verdict: str) -> str:
@@ -44,6 +40,5 @@ def html_page(run: RunData, verdict: str) -> str:
         run=run,
         verdict=for_others(verdict),
         picture=draw_run(run, None).html("Utilization over the run, and its mean step"),
-        lanes=draw_workers(run.workers).html("What each worker did") if run.workers else "",
         settings=as_typed(run.pipeline.changed()) or "the defaults",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,8 +38,8 @@ def plot(
     """Draw column `y` over column `x`: lines where x is a number, bars where it is text.
 
     Args:
-        rows: What `lk.measure` or `lk.published` returned, or any DataFrame. A row with an `error`
-            or without a `y` is a gap, named below the axes.
+        rows: What `lk.measure` or `lk.published` returned, or any DataFrame. A row without a `y`
+            is a gap, named below the axes with its `error`.
         x: The column along the axis; powers of two are drawn at equal distances.
         y: The column to show; "ms" has error bars: half the interquartile range up and down.
         by: A column: each of its values has a colour.
@@ -55,8 +54,7 @@ def plot(
     drawn = _tidied(rows, x, y, by)
     if beside is not None:
         drawn = pandas.concat([drawn, _tidied(beside, x, y, by, True)], ignore_index=True)
-    colours = dict(zip(drawn["key"].unique(), itertools.cycle(LINES), strict=False))
-    drawn["colour"] = drawn["key"].map(colours)
+    drawn["colour"] = np.take(LINES, pandas.factorize(drawn["key"])[0], mode="wrap")
     is_lines = _is_number(drawn["x"])
     height = LINES_IN if is_lines else BAR_IN * len(drawn) + AROUND_IN
     figure, [axes] = page(title, _notes(drawn, y), [height])
@@ -104,9 +102,9 @@ def _tidied(
 ) -> pandas.DataFrame:
     """Return what is drawn of a table, as it is now, in a row for each of its rows.
 
-    Columns: `x`; `y`, NaN where there is none, and the `error`; `spread`, half of the interquartile
-    range; `key`, the value of `by` in words, which has a colour; `origin`, where it was measured:
-    "A40, published by OWNER/REPO"; `label`, as in the legend; `is_beside`.
+    Columns: `x`; `y`, NaN where there is none, and the `error`; `spread`, the interquartile range;
+    `key`, the value of `by` in words, which has a colour; `origin`, where it was measured:
+    "published by OWNER/REPO"; `label`, as in the legend; `is_beside`.
 
     Raises ValueError where a column is missing.
     """
@@ -117,29 +115,24 @@ def _tidied(
     for column in filter(None, (x, y, None if is_beside else by)):
         if column not in table:
             raise ValueError(f"No column {column!r}; there are: {', '.join(table.columns)}.")
-    frame = table.reset_index(drop=True)
-    origin = pandas.Series(mark or "", frame.index)
-    if {"card", "source"} <= {*frame}:
-        origin = "published by " + frame["source"].replace(GITHUB, r"\1", regex=True)
-        if "card" not in (x, by):
-            origin = frame["card"] + ", " + origin
-    key = pandas.Series("", frame.index)
-    if by in frame:
-        what = f"{by} ".replace("_", " ") if _is_number(frame[by]) else ""  # "batch size 64"
-        key = frame[by].map(lambda value: drawable(f"{what}{value}"))
-    optional = frame.reindex(columns=["error", f"iqr_{y}"]).astype(object)
-    error = optional["error"].fillna("")
+    own = table.reset_index(drop=True)
     columns = {
-        "x": frame[x] if _is_number(frame[x]) else frame[x].map(str).map(drawable),
-        "y": frame[y].astype(float).where(error == ""),
-        "error": error,
-        "spread": optional[f"iqr_{y}"].astype(float) / 2,
-        "key": key,
-        "origin": origin,
-        "label": key.str.cat(origin, ", ").str.strip(", ") if is_beside else key,
+        "x": own[x] if _is_number(own[x]) else own[x].map(str).map(drawable),
+        "y": own[y],
+        "error": own.get("error", ""),
+        "spread": own.get(f"iqr_{y}"),
+        "key": "",
+        "origin": mark or "",
         "is_beside": is_beside,
     }
-    return pandas.DataFrame(columns)
+    rows = pandas.DataFrame(columns).astype({"y": float, "spread": float}).fillna({"error": ""})
+    if by in own:
+        what = f"{by} ".replace("_", " ") if _is_number(own[by]) else ""  # "batch size 64"
+        rows["key"] = own[by].map(lambda value: drawable(f"{what}{value}"))
+    if "source" in own:
+        rows["origin"] = "published by " + own["source"].replace(GITHUB, r"\1", regex=True)
+    named = rows["key"] + ", " + rows["origin"]
+    return rows.assign(label=named.str.strip(", ") if is_beside else rows["key"])
 
 
 def _is_number(column: pandas.Series) -> bool:
@@ -168,7 +161,7 @@ def _draw_lines(axes: Axes, rows: pandas.DataFrame, log: str | None) -> None:
         first = own.iloc[0]
         look = {"color": first["colour"], "linestyle": "--" if first["is_beside"] else "-"}
         look |= {"marker": "o", "label": first["label"], **WHISKER}
-        axes.errorbar(own["x"], own["y"], own["spread"], **look)
+        axes.errorbar(own["x"], own["y"], own["spread"] / 2, **look)
     places = np.unique(rows["x"])
     is_doubling = len(places) > 2 and (np.frexp(places)[0] == 0.5).all()
     if log is None:
@@ -188,7 +181,7 @@ def _draw_bars(axes: Axes, rows: pandas.DataFrame, log: str) -> None:
     height = 0.8 / count.max()
     place = row + (rows.groupby("x").cumcount() - (count - 1) / 2) * height
     colours = [*zip(rows["colour"], np.where(rows["is_beside"], 0.5, 1), strict=True)]  # or pale
-    look = {"color": colours, "label": [*rows["label"]], "xerr": rows["spread"], **WHISKER}
+    look = {"color": colours, "label": [*rows["label"]], "xerr": rows["spread"] / 2, **WHISKER}
     bars = axes.barh(place, rows["y"], 0.9 * height, **look)
     axes.bar_label(bars, [str(short(value)) for value in rows["y"]], padding=5)
     axes.set_yticks(range(len(names)), names)

@@ -1,4 +1,4 @@
-"""The figures of runs: one with its teeth, its ranks, its loader's workers, and a sweep of them.
+"""The figures of runs: one with its teeth, one's ranks, and a sweep of them.
 
 The teeth are true intervals, never samples, and only those of a short stretch are drawn.
 """
@@ -13,25 +13,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from labkit.knobs import as_typed
 from labkit.results.comparison import ComparedRuns, SweptRuns
 from labkit.results.ranks import RanksData, delays_of
 from labkit.results.readings import driver_readings, readings_of
 from labkit.results.run_data import RunData
-from labkit.results.workers import MAIN, LoaderWorkers
 from labkit.text import counted
 from labkit.view import FIGURE_PX
 from labkit.view.live_frame import binned
 from labkit.view.rows_figure import plot
 from labkit.view.style import (
-    BLUE,
     COMPUTE,
-    COPY,
     INK,
-    OTHER,
     PARTS,
-    SKY,
-    WAIT,
     Picture,
     draw_lanes,
     legend_above,
@@ -44,17 +37,14 @@ WINDOW_STEPS = 10  # of the slower run, in the stretch that is enlarged; of two 
 TEETH, WHOLE, STEP = 1.1, 1.4, 0.25  # heights of the axes, relative to each other
 AROUND_IN, ROW_IN = 1.0, 0.3  # heights of what is around rows, and of a row, inches
 SINCE = "s since the first batch was asked for"
-LANES = {"loop waits for data": WAIT, "copy": COPY, "device busy": COMPUTE}
-RANK_PARTS = {  # part of RankTimes: (name, colour), as stacked
-    "wait": ("waiting for data", WAIT),
-    "compute": ("compute", COMPUTE),
-    "others": ("waiting for another rank", SKY),
-    "transfer": ("exchanging gradients", BLUE),
-    "other": ("other", OTHER),
+LANES = ("loop waits for data", "copy", "device busy")
+RANK_PARTS = {  # part of RankTimes: its name, as stacked
+    "wait": "waiting for data",
+    "compute": "compute",
+    "others": "waiting for another rank",
+    "transfer": "exchanging gradients",
+    "other": "other",
 }
-WORK = {"the loop waits": WAIT, "loop body": COMPUTE, "fetches items": BLUE, "collates": SKY}
-MOST_LANES = 16  # of workers
-SHOWN_S = 3.0  # of what they did
 
 
 @our_style
@@ -64,26 +54,23 @@ def draw_run(run: RunData, before: RunData | None) -> Picture:
     A run too short to have numbers gets a figure that says so, and why.
     """
     runs = {"this run": run} if before is None else {"before": before, "this run": run}
-    failed = f"before: {before!r}" if before is not None and before.utilization is None else ""
-    notes = [failed, repr(run), run.machine.line]
+    notes = [f"{name}: {each!r}" for name, each in runs.items() if each.utilization is None]
     if run.utilization is None:
         why = "utilization needs two steps or more, without the warm-up, and the device's own times"
-        return page(f"Nothing to draw: {why}.", notes)[0]
+        return page(f"Nothing to draw: {why}.", [*notes, run.machine.line])[0]
     title = f"{run.throughput:,.0f} {run.unit}/s, {run.machine.kind.upper()} busy {run.busy_text}"
     if before is not None and (speedup := (compared := ComparedRuns(before, run)).speedup):
-        found = f"{speedup:.1f}x the throughput; {title}"
-        title = ": ".join(filter(None, [changes(compared), found]))
+        title = f"{changes(compared)}: {speedup:.1f}x the throughput; {title}"
     runs = {name: each for name, each in runs.items() if each.utilization is not None}
     heights = [*[TEETH] * len(runs), WHOLE, STEP * len(runs)]
-    height_px = FIGURE_PX[before is not None]
-    figure, [*teeth, whole, mean_steps] = page(title, notes, heights, height_px)
+    notes += [repr(run), run.machine.line]
+    figure, [*teeth, whole, mean_steps] = page(title, notes, heights, FIGURE_PX[before is not None])
     steps_s = WINDOW_STEPS / len(runs) * max(each.step_ms or 0.0 for each in runs.values()) / 1e3
     length_s = min(steps_s, *(each.length_s - each.warm_s for each in runs.values()))
     for axes, (name, each) in zip(teeth, runs.items(), strict=True):
         start = (each.warm_s + each.length_s - length_s) / 2
         spans = each.stamps[:, 0:2], each.stamps[:, 2:4], each.busy
-        lanes = {name: {name: own} for name, own in zip(LANES, spans, strict=True)}
-        draw_lanes(axes, lanes, LANES, start, start + length_s)
+        draw_lanes(axes, dict(zip(LANES, spans, strict=True)), start, start + length_s)
         axes.set_title(f"{name}: {each.mark or each.machine.name}, {each.in_short}", loc="left")
     teeth[-1].set_xlabel(f"{SINCE}: the marked stretch below, enlarged")
     _draw_whole(whole, runs, teeth[-1].get_xlim())
@@ -97,9 +84,10 @@ def _draw_whole(axes: Axes, runs: Mapping[str, RunData], marked_s: tuple[float, 
     shares, edges = binned(run)
     label = f"busy share of every {1e3 * edges[1]:.3g} ms"
     axes.stairs(shares, edges, fill=True, label=label, color=COMPUTE, alpha=0.4)
-    for name, (seconds, samples, colour) in curves(run).items():
+    curves = {"NVML's samples": driver_readings(run), "nvidia-smi": readings_of(run, "gpu_now")}
+    for name, (seconds, samples) in curves.items():  # a missing one is NaN: a gap
         if np.isfinite(samples).any():
-            axes.plot(seconds, samples, ".-", markersize=2.5, lw=0.8, c=colour, label=name)
+            axes.plot(seconds, samples, ".-", markersize=2.5, linewidth=0.8, label=name)
     if "before" in runs:
         axes.stairs(*binned(runs["before"]), color=INK, label="before")
     axes.axvspan(0, run.warm_s, label="warm-up, left out", color=INK, alpha=0.3)
@@ -114,59 +102,23 @@ def _draw_whole(axes: Axes, runs: Mapping[str, RunData], marked_s: tuple[float, 
     legend_above(axes)
 
 
-def curves(run: RunData) -> dict[str, tuple[np.ndarray, np.ndarray, str]]:
-    """Return the utilization that each instrument showed: moments, s, shares, 0 to 1, a colour.
-
-    A missing sample is NaN: a gap.
-    """
-    if run.machine.kind == "cpu":
-        return {"all CPU cores (psutil)": (*readings_of(run, "cpu"), SKY)}
-    smi = (*readings_of(run, "gpu_now"), SKY)
-    return {"NVML's samples": (*driver_readings(run), BLUE), "nvidia-smi": smi}
-
-
 def _draw_mean_steps(axes: Axes, runs: Mapping[str, RunData]) -> None:
     """Draw the mean step of each run by part."""
     spent = {
-        name: {label: getattr(run, f"{part}_ms") or 0.0 for part, (label, _) in PARTS.items()}
-        for name, run in runs.items()
+        f"{name}: {each.step_ms:.3g} ms": {
+            label: getattr(each, f"{part}_ms") or 0.0 for part, (label, _) in PARTS.items()
+        }
+        for name, each in runs.items()
     }
     body = {"compute": "loop body"} if runs["this run"].watched else {}  # copies included
-    rows = pandas.DataFrame(spent).T.rename(columns=body)
-    stack(axes, rows, [colour for _, colour in PARTS.values()])
-    for row, total_ms in enumerate(rows.sum(axis=1)):
-        axes.text(total_ms, row, f"  {total_ms:.3g} ms", va="center")
+    stack(axes, pandas.DataFrame(spent).T.rename(columns=body))
     axes.set_xlabel("ms of the mean step: what the device did, or waited for (warm-up left out)")
 
 
 def changes(compared: ComparedRuns) -> str:
-    """Say which knobs of the training differ: "num_workers 0 → 6"."""
-    changed = {knob: values for knob, values in compared.changed.items() if knob != "xray"}
-    return ", ".join(f"{knob} {old} → {new}" for knob, (old, new) in changed.items())
-
-
-@our_style
-def draw_workers(workers: LoaderWorkers) -> Picture:
-    """Draw a few seconds of the loop and of each worker, in the middle of what was recorded."""
-    batches = workers.batches
-    if not len(batches):
-        return page("Nothing to draw: nothing was recorded of the loader's workers.")[0]
-    start_s = (batches.start.min() + batches.ready.max() - SHOWN_S) / 2
-    asked, ready, _, done = (workers.run.host_ns - workers.run.host_ns[0, 0]).T / 1e9
-    spans = np.column_stack([asked, ready]), np.column_stack([ready, done])
-    lanes = {"the loop": dict(zip(WORK, spans, strict=False))}
-    for number, own in list(batches.groupby("worker"))[:MOST_LANES]:
-        lanes["main process" if number == MAIN else f"worker {number}"] = {
-            "fetches items": own[["start", "fetched"]].to_numpy(),
-            "collates": own[["fetched", "ready"]].to_numpy(),
-        }
-    share = workers.rows.mean().cpu_share
-    title = f"Inside the loader: CPU time is {share:.0%} of the time to prepare a batch"
-    figure, [axes] = page(title, [], [AROUND_IN + ROW_IN * len(lanes)])
-    draw_lanes(axes, lanes, WORK, start_s, start_s + SHOWN_S)
-    axes.set_xlabel(SINCE)
-    legend_above(axes)
-    return figure
+    """Say which knobs differ: "num_workers 0 → 6"."""
+    changed = [f"{knob} {old} → {new}" for knob, (old, new) in compared.changed.items()]
+    return ", ".join(changed) or "nothing changed"
 
 
 @our_style
@@ -179,9 +131,8 @@ def draw_ranks(ranks: RanksData, bottleneck: str) -> Figure:
         return page(f"{count}, no numbers", notes)[0]
     title = f"{count}: {ranks.throughput:,.0f} samples/s together; bottleneck: {bottleneck}"
     figure, [axes] = page(title, notes, [AROUND_IN + ROW_IN * len(times.ranks)])
-    shares = {label: getattr(times, part) for part, (label, _) in RANK_PARTS.items()}
-    names = [f"rank {rank}" for rank in times.ranks]
-    stack(axes, pandas.DataFrame(shares, names), [colour for _, colour in RANK_PARTS.values()])
+    shares = {label: getattr(times, part) for part, label in RANK_PARTS.items()}
+    stack(axes, pandas.DataFrame(shares, [f"rank {rank}" for rank in times.ranks]))
     axes.set(xlabel="share of wall time, warm-up left out", xlim=(0, 1))
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     return figure
@@ -195,12 +146,11 @@ def draw_sweep(sweep: SweptRuns) -> Figure:
     """
     knob, *others = sweep.knobs
     rows = sweep.frame.rename(columns={"throughput": "samples/s"})
-    rows["setting"] = [as_typed({name: each[name] for name in others}) for each in sweep.settings]
+    rows["setting"] = rows[others].astype(str).agg(", ".join, axis="columns")
     rates = rows["samples/s"].astype(float)
-    title = f"sweep of {', '.join(sweep.knobs)}"
+    title = " and ".join(sweep.knobs)
     if rates.count() > 1:
-        best = as_typed(sweep.settings[int(rates.argmax())])
-        title = f"{best}: {rates.max() / rates.min():.1f}x the throughput of the slowest setting"
+        title += f": {rates.max() / rates.min():.1f}x from slowest to fastest"
     marks = dict.fromkeys(run.mark for run in sweep.runs)
     title = "; ".join(filter(None, [*marks, title, delays_of(sweep.runs)]))
     return plot(rows, knob, "samples/s", "setting" if others else None, title=title)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 from labkit.api import Ranks, Run, Sweep, launch
 from labkit.instruments.messages import say
 from labkit.knobs import Settings
-from labkit.process import folders
 from labkit.process.notebook import in_notebook
 from labkit.results.hardware import check_device
 from labkit.spec import Distributed, Pipeline
@@ -22,7 +19,6 @@ from labkit.tuning.search import Search
 from labkit.tuning.search_result import Tuning
 from labkit.tuning.set_up import improver, script_tuner, tuner
 from labkit.tuning.trial import Trial
-from labkit.view import wandb_log
 from labkit.view.display import Display, remember
 from labkit.view.live import RunDisplay
 from labkit.view.live_frame import live_line
@@ -30,7 +26,7 @@ from labkit.view.live_frame import live_line
 TUNES = (
     "runs `{}` again and again, with one change each, and interrupts it (as by "
     "Ctrl-C) after some seconds of training: {:.0f} s at most after the first run. What it writes "
-    "by then is written {}."
+    "by then is written here: run it in a copy of this folder where that must not be."
 )
 
 
@@ -38,7 +34,6 @@ def run(
     pipeline: Pipeline | None = None,
     *,
     wait: bool = True,
-    wandb: wandb_log.Asked = None,
     before: Run | None = None,
     **knobs: object,
 ) -> Run:
@@ -49,13 +44,10 @@ def run(
         wait: Block with a live view until it has ended; an interrupt stops the run, which a
             notebook's cell returns all the same (a script has it in `lk.run.last`). False returns
             at once: `run.stop()`, `run.wait()` and all statistics work meanwhile.
-        wandb: Log to Weights & Biases afterwards: True for an offline run in the run's folder, a
-            mode ("offline", "online", "disabled"), or a dict of any of `project`, `mode`, `name`.
         before: A run to draw faintly behind this one.
         **knobs: Changes to `pipeline`, as in `pipeline.but(...)`; a bad one is a ValueError.
     """
-    asked = pipeline_with(pipeline, knobs)
-    return started(run, asked, wait, before, after=wandb_log.command(wandb))
+    return started(run, pipeline_with(pipeline, knobs), wait, before)
 
 
 def distributed(
@@ -109,15 +101,14 @@ def started(
     spec: Any,
     wait: bool,
     before: Run | None = None,
-    after: list[str] | None = None,
 ) -> Any:
     """Start what a spec describes for `function`, whose `.last` it is; return its Run or Ranks.
 
     Where it is to `wait`, it is shown until it has ended: a canvas in a notebook, which draws the
-    run `before` as well, a line of text elsewhere. `after` is as of `launch`.
+    run `before` as well, a line of text elsewhere.
     """
     with held() as pressed:
-        found = remember(function, launch(spec, after=after))
+        found = remember(function, launch(spec))
         if wait:
             shown = RunDisplay(before)
             try:
@@ -172,29 +163,21 @@ def tune(
     return searched(tune, search)
 
 
-def tune_script(
-    command: list[str], *, seconds: float = 3.0, budget: float = 180.0, in_copy: bool = False
-) -> Tuning:
+def tune_script(command: list[str], *, seconds: float = 3.0, budget: float = 180.0) -> Tuning:
     """Find what makes a training script faster, by running it with one change after the other.
 
     Args:
         command: The script and its arguments, as a shell takes them.
         seconds: Steady steps that are timed in each run, s.
         budget: For all runs after the first, s.
-        in_copy: Whether to run it in a copy of this folder, which is removed afterwards.
 
     Raises:
         ValueError: The command cannot be started.
         RuntimeError: No training loop with a DataLoader was seen in it, and why.
     """
     command = runnable(command)
-    place = "in a copy of this folder, which is removed" if in_copy else "here (see --cwd-copy)"
-    say(TUNES.format(shlex.join(command), budget, place), by="labkit tune")
-    with tempfile.TemporaryDirectory(dir=folders.home()) as scratch:
-        folder = Path.cwd()
-        if in_copy:
-            folder = shutil.copytree(folder, Path(scratch, "copy"), symlinks=True)
-        return searched(tune, script_tuner(command, seconds=seconds, budget=budget, cwd=folder))
+    say(TUNES.format(shlex.join(command), budget), by="labkit tune")
+    return searched(tune, script_tuner(command, seconds=seconds, budget=budget, cwd=Path.cwd()))
 
 
 def improve(pipeline: Pipeline | None = None) -> Tuning:

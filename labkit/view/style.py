@@ -31,11 +31,25 @@ PARTS = {
     "compute": ("compute", GREEN),
     "other": ("other", "#BBBBBB"),
 }
-WAIT, COPY, COMPUTE, OTHER = (colour for _, colour in PARTS.values())
+COMPUTE = GREEN
+# Of what is stacked or has a lane; any other has the next of LINES, and a lane the blue
+COLOURS = {
+    **dict(PARTS.values()),
+    "loop waits for data": ORANGE,
+    "loop body": GREEN,
+    "device busy": GREEN,
+    "waiting for another rank": SKY,
+    "exchanging gradients": BLUE,
+    "CPU operators": SKY,
+    "DataLoader": ORANGE,
+    "CUDA calls": VERMILION,
+    "kernels": GREEN,
+    "copies": PURPLE,
+}
 INSIDE = "#201800"  # of text in a bar
 
 SHARPNESS = 1.5  # pixels of a stored figure per CSS pixel: sharp enough, and small in the notebook
-COLOURS = 48  # of a stored figure
+PNG_COLOURS = 48  # of a stored figure
 WIDTH_IN = 9.0
 DPI = 100  # 900 pixels: the width of a notebook's cell
 LINE_IN = 0.2  # of title and notes
@@ -89,7 +103,9 @@ def png_of(figure: Figure) -> bytes:
     look = {"dpi": SHARPNESS * figure.dpi, "transparent": True}
     figure.savefig(drawn, format="png", **look)
     with Image.open(drawn) as image:
-        image.quantize(COLOURS, Image.Quantize.FASTOCTREE).save(packed, format="png", optimize=True)
+        image.quantize(PNG_COLOURS, Image.Quantize.FASTOCTREE).save(
+            packed, format="png", optimize=True
+        )
     return packed.getvalue()
 
 
@@ -131,12 +147,13 @@ def drawable(text: str) -> str:
     return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}…"
 
 
-def stack(axes: Axes, widths: pandas.DataFrame, colours: Iterable[str]) -> None:
+def stack(axes: Axes, widths: pandas.DataFrame) -> None:
     """Draw the columns of each row side by side, a wide one with its share; from top to bottom."""
     sums = widths.sum(axis=1)
     left = widths.cumsum(axis=1) - widths
-    for (name, own), colour in zip(widths.items(), colours, strict=True):
-        bars = axes.barh([*widths.index], own, 0.62, left[name], color=colour, label=name)
+    for name, own in widths.items():
+        look = {"color": COLOURS.get(str(name)), "label": name}
+        bars = axes.barh([*widths.index], own, 0.62, left[name], **look)
         texts = (own / sums).map("{:.0%}".format)
         is_wide = own >= LABELLED * sums.max()
         axes.bar_label(bars, texts.where(is_wide, ""), label_type="center", color=INSIDE)
@@ -144,19 +161,15 @@ def stack(axes: Axes, widths: pandas.DataFrame, colours: Iterable[str]) -> None:
     legend_above(axes)
 
 
-Lanes = Mapping[str, Mapping[str, np.ndarray]]
-"""Of each lane: when something was active, (n, 2) starts and ends, by what."""
+def draw_lanes(axes: Axes, lanes: Mapping[str, np.ndarray], start: float, end: float) -> None:
+    """Draw what of each lane lies between `start` and `end`, from top to bottom.
 
-
-def draw_lanes(
-    axes: Axes, lanes: Lanes, colours: Mapping[str, str], start: float, end: float
-) -> None:
-    """Draw what of each lane lies between `start` and `end`, from top to bottom."""
-    for row, activities in enumerate(lanes.values()):
-        for what, spans in activities.items():
-            shown = spans[(spans[:, 1] > start) & (spans[:, 0] < end)]
-            drawn = [(begin, stop - begin) for begin, stop in shown.tolist()]
-            look = {"color": colours[what], "linewidth": EDGE_PT, "label": what}
-            axes.broken_barh(drawn, (row - 0.4, 0.8), **look)
+    A lane is called by what was active in it, or "rank 3: " and that; (n, 2) starts and ends.
+    """
+    for row, (name, spans) in enumerate(lanes.items()):
+        shown = spans[(spans[:, 1] > start) & (spans[:, 0] < end)]
+        drawn = [(begin, stop - begin) for begin, stop in shown.tolist()]
+        colour = COLOURS.get(name.split(": ")[-1], BLUE)
+        axes.broken_barh(drawn, (row - 0.4, 0.8), color=colour, linewidth=EDGE_PT)
     axes.set_yticks(range(len(lanes)), [*lanes])
     axes.set(xlim=(start, end), ylim=(len(lanes) - 0.5, -0.5))

@@ -40,7 +40,6 @@ MISSING = {
 }
 NO_LOOP = f"no loader seen here: no step of a loop over a DataLoader was recorded. {WRAP}"
 TO_TRY = "to try settings on it: labkit tune -- <the same command>"  # which may hold a secret
-_say = partial(say, by="labkit watch")
 
 
 @dataclass(frozen=True)
@@ -189,4 +188,4 @@ def write_report(found: Judged, path: str | None) -> None:
         page = report.html_page(found.run, found.text)
         saving.save_text(path, page, overwrite=True)
     except (OSError, ValueError) as error:
-        _say(f"{path} is not written: {error}")
+        say(f"{path} is not written: {error}", by="labkit watch")

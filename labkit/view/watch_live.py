@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from labkit.api import Run
+from labkit.callbacks import LoopRecorder
 from labkit.instruments.messages import say
-from labkit.process import folders, launcher
+from labkit.process import launcher
 from labkit.view.display import Display, remember, told_of
 from labkit.watching import run_folders
 from labkit.watching.passes import StandIn, WatchedIterator, check_iterable
@@ -28,7 +29,7 @@ EMPTY = (
 _open: list[Watch] = []  # the oldest first; each is the one watch of its loader
 
 
-class Watch(StandIn):
+class Watch(StandIn, LoopRecorder):
     """A loader under watch: iterate it, or give it to a trainer, as you would the loader.
 
     All passes over it are one Run, which ends with the notebook cell, the script or `close()`.
@@ -40,8 +41,6 @@ class Watch(StandIn):
         self.live = live
         self.made = made
         self.model: Any = None
-        self._recorder: Recorder | None = None
-        self._run: Run | None = None
         self._display: Display | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -62,21 +61,6 @@ class Watch(StandIn):
     def __reduce__(self) -> tuple[type[Watch], tuple[object, bool]]:
         return Watch, (self.loader, self.live)
 
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        self.close(error)
-
-    @property
-    def run(self) -> Run:
-        """The Run so far; raises RuntimeError before the first pass."""
-        if self._recorder is None or self._run is None:
-            raise RuntimeError("nothing has been watched yet: iterate the watch first.")
-        if not self._recorder.closed:
-            self._recorder.flush()
-        return self._run
-
     @property
     def is_iterated(self) -> bool:
         """Whether a pass over the loader goes on."""
@@ -86,9 +70,7 @@ class Watch(StandIn):
         """Begin a Run."""
         launcher.end_standby()  # it might still be importing torch, beside this loop
         is_of_script = run_folders.of_script is not None
-        folder = run_folders.new_folder(os.getpid()) or folders.new_run()
-        recorder = self._recorder = Recorder(folder, self.loader, self.model)
-        self._run = Run(folder, process=recorder)
+        recorder = self.begin(self.loader, self.model)
         is_shown = self.live and not is_of_script and run_folders.own_rank() == "0"
         self._display = Display() if is_shown else None
         while len(_open) >= OPEN_MOST:

@@ -107,7 +107,7 @@ def runs():
     """A run without and with workers measures, and every line of its log is whole."""
     for workers in (0, 2):
         knobs = [f"--set={name}={value}" for name, value in TINY.items() if name != "xray"]
-        knobs += [f"--set=num_workers={workers}", "--set=seconds=2", "--set=xray=off"]
+        knobs += [f"--set=num_workers={workers}", "--set=seconds=2", "--set=xray=false"]
         run = json.loads(python("-m", "labkit", "run", *knobs, "--json"))
         assert run["outcome"] == "finished" and run["steps"] > 20 and run["throughput"], run
         log = Path(os.environ["LABKIT_HOME"], "runs", run["id"], "events.jsonl")
