@@ -95,9 +95,6 @@ def _first_cause(error: Event) -> str:
     if "Original Traceback" in message:
         causes = [line for line in lines if line and not line.startswith(" ")]
         text = f"{causes[-1]} ({headline})."
-    if files := error.get("files"):
-        opened, allowed = files[:2]
-        text = f"Too many open files: {opened} of {allowed} allowed. {text}"
     if workers := error.get("workers"):
         pid, code = next(iter(workers.items()))
         text = f"Loader worker {pid} was ended by {exit_name(code)}. {text}"

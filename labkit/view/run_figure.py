@@ -16,7 +16,7 @@ from matplotlib.ticker import PercentFormatter
 from labkit.knobs import as_typed
 from labkit.results.comparison import ComparedRuns, SweptRuns
 from labkit.results.ranks import RanksData, delays_of
-from labkit.results.readings import driver_readings, readings_of
+from labkit.results.readings import readings_of
 from labkit.results.run_data import RunData
 from labkit.results.workers import MAIN, LoaderWorkers
 from labkit.text import counted
@@ -121,8 +121,7 @@ def curves(run: RunData) -> dict[str, tuple[np.ndarray, np.ndarray, str]]:
     """
     if run.machine.kind == "cpu":
         return {"all CPU cores (psutil)": (*readings_of(run, "cpu"), SKY)}
-    smi = (*readings_of(run, "gpu_now"), SKY)
-    return {"NVML's samples": (*driver_readings(run), BLUE), "nvidia-smi": smi}
+    return {"nvidia-smi": (*readings_of(run, "gpu_now"), SKY)}
 
 
 def _draw_mean_steps(axes: Axes, runs: Mapping[str, RunData]) -> None:
