@@ -21,7 +21,6 @@ from labkit.instruments.hangs import (
     SINCE,
     STATE,
     index_word,
-    plain_index,
     progress_words,
 )
 from labkit.instruments.loader_clocks import ThreadClock, library_threads
@@ -45,7 +44,7 @@ class BatchRow(NamedTuple):
     items: int
     slow_ns: int  # of the slowest of them
     line_ns: int  # in line for a core, of older records
-    slow_index: int | str  # "a batch" where they came at once, or from a stream
+    slow_index: int | str  # "a batch" where they came at once, from a stream, or by a key
 
 
 class ItemTimes(NamedTuple):
@@ -165,13 +164,11 @@ class LoaderWork:
         start = self.moments[0]
         spans = itertools.pairwise([*self.moments, self.fetched])
         slow_ns, item = max((after - before, at) for at, (before, after) in enumerate(spans))
-        index = plain_index(self.indices[item - 1]) if 0 < item <= len(self.indices) else "a batch"
+        word = index_word(self.indices[item - 1]) if 0 < item <= len(self.indices) else NO_INDEX
         count = len(self.indices) or len(self.moments) - 1
         number = (self.done, self.words[BATCH], self.passes)
-        moments = (start, self.fetched, ready)
-        self.rows.append(
-            BatchRow(*number, *moments, cpu_ns - self.cpu_ns, count, slow_ns, 0, index)
-        )
+        spent = (cpu_ns - self.cpu_ns, count, slow_ns, 0, "a batch" if word == NO_INDEX else word)
+        self.rows.append(BatchRow(*number, start, self.fetched, ready, *spent))
         if self.laps:
             _, *items, collate = self.laps
             parts = [*map(sum, zip(*items, strict=True)), *collate, self.cpu_ns - self.process_ns]

@@ -62,7 +62,7 @@ def _has_ended(process: psutil.Process) -> bool:
 
 
 def cpu_samples(bench: psutil.Process) -> Iterator[dict[str, float]]:
-    """Yield samples: shares of all cores, and the memory of the run while it goes on.
+    """Yield samples: shares of all cores, of the run while it goes on too.
 
     `line_cpu` is the share of the cores' time for which threads of the run stood in line for one.
     """
@@ -76,16 +76,14 @@ def cpu_samples(bench: psutil.Process) -> Iterator[dict[str, float]]:
         if count % FAMILY_EVERY == 0:  # psutil looks at every process: milliseconds
             family = [bench, *(answer_to(partial(bench.children, recursive=True)) or [])]
         found = {"cpu": psutil.cpu_percent() / 100, "cpus": cores}
-        known = [answer_to(partial(each.as_dict, ["cpu_times", "memory_info"])) for each in family]
-        known = [each for each in known if each]
-        before_s, spent_s = spent_s, sum(sum(each["cpu_times"][:4]) for each in known)
+        known = [answer_to(each.cpu_times) or () for each in family]
+        before_s, spent_s = spent_s, sum(sum(times[:4]) for times in known)
         tasks = [task for each in family for task in Path(f"/proc/{each.pid}/task").glob("*")]
         before, waited = waited, {task: in_line_ns(task) for task in tasks}
         now = time.monotonic()
         elapsed_s, looked_at = now - looked_at, now
         if count and not _has_ended(bench):
             found["own_cpu"] = round(max(0.0, spent_s - before_s) / elapsed_s / cores, 3)
-            found["rss_gib"] = round(sum(each["memory_info"].rss for each in known) / 2**30, 4)
             more_s = [(ns - before.get(task, ns)) / 1e9 for task, ns in waited.items()]
             found["line_cpu"] = round(sum(more_s) / elapsed_s / cores, 3) if more_s else None
         yield found

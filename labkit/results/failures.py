@@ -52,7 +52,9 @@ REMEDIES = {
     r"No space left on device|quota exceeded": (
         "the disk is full: free some space or move LABKIT_HOME."
     ),
-    r"Too many open files|items of ancdata": "raise it (ulimit -n 4096), or lower num_workers.",
+    r"Too many open files|items of ancdata|^EOFError: no message": (
+        "allow more open files (ulimit -n 4096), or lower num_workers."
+    ),
     r"Read-only file system": "set LABKIT_HOME to a folder that can be written to.",
     r"No such file or directory: .*python|could not start Python": (
         "this kernel's Python is gone: choose another kernel, or install its environment again."
