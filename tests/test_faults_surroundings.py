@@ -45,7 +45,7 @@ ROWS = [
     row("disk full before the run", "failed", "No space left.*Remedy: the disk is",
         before=f"{MOUNT} size=280k tmpfs $LABKIT_HOME"),
     row("folder is read-only", "finished", before=f"{MOUNT} ro tmpfs $LABKIT_HOME"),
-    row("too few file descriptors*", "failed", "Too many open files.*Remedy: .*ulimit",
+    row("too few file descriptors*", "failed", "Remedy: allow more open files.*ulimit",
         before="ulimit -n 64",
         sets="num_workers=4 prefetch_factor=32 batch_size=4 image_px=8 steps=400"),
 ]  # fmt: skip

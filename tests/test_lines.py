@@ -49,25 +49,6 @@ def test_a_slow_collate_function_is_seen_in_its_line_in_a_worker():
     assert ("slow_collate", "time.sleep(0.02)") in lines
 
 
-def keeping_all():  # no test itself: where pytest has rewritten an `assert`, it calls `locals()`
-    kept = []
-    for _ in (watch := lk.watch(range(300), live=False)):
-        kept.append(torch.ones(600_000))
-        time.sleep(0.02)  # so long that the memory is read ten times
-    return watch
-
-
-@SLOW
-def test_a_variable_that_the_memory_goes_to_is_named_with_its_loop():
-    gc.collect()
-    if sys.platform == "linux":  # or the list grows in what earlier tests have freed
-        ctypes.CDLL(None).malloc_trim(0)
-    watch = keeping_all()
-    (found,) = [each for each in watch.run.diagnose().findings if each.cause == "drift"]
-    assert "`kept` in" in found.evidence and "memory rose" in found.evidence
-    assert "in (watch :=" in linecache.getline(__file__, found.lines[0].line)
-
-
 GROWS_MS = np.linspace(8.0, 20.0, 300)
 SLOWS_MS = np.linspace(8.0, 11.5, 300)  # as on a machine that slows a little
 FLAT_MS = np.full(300, 10.0)
@@ -81,7 +62,6 @@ def watched_loop(
     machine=CPU,
     work=("optimizer", "optimizer.step()"),
     batch_bytes=None,
-    rss_gib=(1.0, 1.0),
     cpu=0.5,
     line_cpu=0.02,
 ):
@@ -92,12 +72,7 @@ def watched_loop(
     for step, size in zip(steps, () if batch_bytes is None else batch_bytes, strict=False):
         step["bytes"] = int(size)
     use = {"cpus": 2, "own_cpu": 0.5, "cpu": cpu, "line_cpu": line_cpu}
-    looks = ends[::25]
-    memory = np.linspace(*rss_gib, len(looks)).tolist()
-    read = [
-        {"t_ns": round(end * MS), "rss_gib": gib, **use}
-        for end, gib in zip(looks, memory, strict=True)
-    ]
+    read = [{"t_ns": round(end * MS), **use} for end in ends[::25]]
     more = {"knobs": {"num_workers": 0}, "events": events}
     return watched_log(folder, machine, [work], steps, rows, read, **more)
 
@@ -395,8 +370,6 @@ def test_a_comparison_of_runs_draws_the_earlier_one_above_the_later_on_one_time_
 
 # -- other programs --------------------------------------------------------------------------------
 
-BESIDE = {"event": "beside", "processes": [{"pid": 12, "name": "blender", "cores": 1.0}]}
-
 
 @pytest.mark.parametrize(
     "work, cpu, line_cpu, first",
@@ -409,12 +382,11 @@ BESIDE = {"event": "beside", "processes": [{"pid": 12, "name": "blender", "cores
 def test_other_programs_that_have_the_cores_come_first_and_a_line_stays_what_it_is(
     work, cpu, line_cpu, first, tmp_path
 ):
-    found = watched_loop(tmp_path, FLAT_MS, BESIDE, work=work, cpu=cpu, line_cpu=line_cpu)
+    found = watched_loop(tmp_path, FLAT_MS, work=work, cpu=cpu, line_cpu=line_cpu)
     found = found.diagnose()
     what, why, do = str(found).split("\n")[:3]
     assert found.bottleneck == first
-    others = "Other programs used 1.0 of 2 cores meanwhile: blender (pid 12)"
-    assert (others in what) == (cpu == 1.0)
+    assert ("Other programs used 1.0 of 2 cores meanwhile" in what) == (cpu == 1.0)
     if first == "unsure":
         had = "44% of the time in which this program had work, others had its cores"
         assert (had in why) == (line_cpu is not None)
@@ -456,4 +428,3 @@ def test_graphs_kept_in_a_list_and_in_a_sum_are_named_and_what_is_cut_or_made_an
 
     found = grown_in(loop)
     assert found.keys() == {"kept", "total"}
-    assert all(each["graph"] for each in found.values())

@@ -108,13 +108,10 @@ def caveats(evidence: Evidence, run: RunData, seconds: float) -> dict[str, float
     said = {}
     use, crowded = evidence.use, evidence.crowded_by
     if crowded > limits.DISTURBS:
-        named = f": {', '.join(run.beside)}" if run.beside else ""
-        taken = f"{use.others or 0.0:.1f} of {use.cores} cores meanwhile{named}"
+        taken = f"{use.others or 0.0:.1f} of {use.cores} cores meanwhile (`top` names them)"
         said[f"Other programs used {taken}."] = max(1 - crowded, 0.0)
-    if run.on_the_card:
-        share = evidence.card.known("others_share")
-        named = f"Other programs were on the same GPU: {', '.join(run.on_the_card)}."
-        said[named] = limits.UNSEEN if share is None else 1 - share
+    if share := evidence.card.known("others_share"):
+        said[f"Other programs computed on the same GPU: {share:.0%} of the time."] = 1 - share
     if spare := evidence.known("spare_card"):
         said[f"The model is on the CPU, and does not use the {spare}."] = 1.0
     if run.is_cut_short:

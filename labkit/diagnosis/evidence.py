@@ -115,15 +115,6 @@ class Batch(Measures):
     on_gpu: bool = False  # whether the loader makes them on a GPU, as no worker could
 
 
-class LoopGrowth(Measures):
-    """What grew while a loop was watched."""
-
-    variables: tuple[Grown, ...] = ()
-    # GiB that its processes held, early and late, where this rose to the end
-    early_gib: float
-    late_gib: float
-
-
 class WorkerEvidence(Measures):
     """What the loader's workers did while the loop ran."""
 
@@ -186,7 +177,7 @@ class Evidence(Measures):
     loop: Loop
     host_wait_share: float = 0.0  # its host waits for a batch, whatever the device does
     body: Mapping[str, float] = {}  # of its body: no training
-    growth: LoopGrowth = LoopGrowth()  # of what a watched loop keeps
+    growth: tuple[Grown, ...] = ()  # of a watched loop, what keeps the graphs of ever more steps
     weights_dtype: str  # of most of what it trains, as "float32"
     spare_card: str  # the name of a GPU here that its model on the CPU leaves alone
     batch: Batch = Batch()

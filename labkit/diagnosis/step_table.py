@@ -10,7 +10,6 @@ from labkit.diagnosis.evidence import (
     CardEvidence,
     Epochs,
     Evidence,
-    LoopGrowth,
     WorkerEvidence,
     Xray,
 )
@@ -22,7 +21,7 @@ from labkit.diagnosis.witnesses import heat_of, witness_of
 from labkit.instruments.card_formats import tensor_formats
 from labkit.prediction.prediction import recommend_prefetch, recommend_workers
 from labkit.results.core_use import CoreUse
-from labkit.results.readings import mean_of, readings_of
+from labkit.results.readings import mean_of
 from labkit.results.run_data import RunData
 from labkit.stamps.step_classes import CLASSES, split_steps
 from labkit.traces.read import xray_of
@@ -95,7 +94,7 @@ def known_of(run: RunData, parts: np.ndarray, ranks_cores: float) -> Evidence:
         epochs=_epochs(run),
         whole=shares_of(run),
         host_wait_share=float((ready - asked).sum() / max((done - asked).sum(), 1)),
-        growth=_growth(run),
+        growth=tuple(each for each in run.growth if each["graph"]),
         weights_dtype=run.weights_dtype,
         batch=_batch(run),
         # not worth a word to what computes no model
@@ -169,15 +168,3 @@ def _card(run: RunData) -> CardEvidence:
         witness=witness_of(run, heat),
         ahead_share=0.0 if run.launches_only else run.busy_at_least or 0.0,
     )
-
-
-def _growth(run: RunData) -> LoopGrowth:
-    """Return what grew; of the memory (GiB) of a run's processes where it rose by SWELLS."""
-    _, held = readings_of(run, "rss_gib")
-    known = held[np.isfinite(held)]
-    variables = tuple(run.growth)
-    if len(known) < limits.MEMORY_READINGS:
-        return LoopGrowth(variables=variables)
-    _, early, *_, late = (float(np.median(part)) for part in np.array_split(known, 5))
-    risen = {"early_gib": early, "late_gib": late} if late >= (1 + limits.SWELLS) * early else {}
-    return LoopGrowth(variables=variables, **risen)  # the first fifth is the start: workers, caches

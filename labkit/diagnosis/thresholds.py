@@ -114,8 +114,3 @@ POWER_WORKS = 0.6
 POWER_RESTS = 0.3
 HELD_DOWN = 0.2  # share of the readings in which heat held the clock down
 MIN_READINGS = 2  # of an instrument inside the measured steps: one may straddle their edge
-
-# == memory of a watched loop (rss of its processes) ==
-MEMORY_READINGS = 10  # that tell
-SWELLS = 0.1  # a rise worth a word
-BLAMED = 0.3  # part of it that the entries of a variable must explain to be blamed

@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 import psutil
 import pynvml
 
-from labkit.stamps.events import now_ns
-
 SM_ACTIVITY = 2  # NVML_GPM_METRIC_SM_UTIL
 MOST_SHARE = 100  # %: drivers return leftovers of their buffer with shares above it
 Answer = TypeVar("Answer")
@@ -26,11 +24,6 @@ def answer_to(question: Callable[[], Answer]) -> Answer | None:
     with contextlib.suppress(Exception):
         return question()
     return None
-
-
-def name_of(pid: int) -> str:
-    """Return the name of a process, as far as it can be told."""
-    return answer_to(lambda: psutil.Process(pid).name()) or "a process"
 
 
 def spare_card(cuda: str | None) -> str | None:
@@ -45,26 +38,23 @@ def spare_card(cuda: str | None) -> str | None:
 
 
 class GpuMeter:
-    """One card: driver-buffered utilization, memory, power, energy, clocks, the SMs' activity."""
+    """One card: utilization, memory, power, energy, clocks, the SMs' activity."""
 
     def __init__(self, uuid: str, own_pid: int):
         """Open the card by UUID (NVML's order is not CUDA's); raises NVMLError where it cannot."""
         self.own_pid = own_pid
-        self.others: dict[int, float] = {}  # the shares of other processes that computed there
         pynvml.nvmlInit()
         self.card = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        self.seen_us = 0  # the driver's stamp of the last utilization sample read
-        self.shares_us = time.time_ns() // 1000  # and of the last share of the SMs by process
-        self.epoch_ns = time.time_ns() - now_ns()  # the driver stamps in wall-clock time
+        self.shares_us = time.time_ns() // 1000  # the driver's stamp of the last share of the SMs
         self.sm = sm_activity(self.card)
         answer_to(lambda: next(self.sm))  # from now on
 
     def read(self) -> dict[str, Any]:
         """Return one sample of everything the card reports, None where it does not."""
         card = self.card
+        rates: Any = pynvml.nvmlDeviceGetUtilizationRates  # its structures have no types
         answers: dict[str, Callable[[], Any]] = {
-            "gpu_now": lambda: self._rates().gpu / 100,
-            "gpu": self._driver_samples,
+            "gpu_now": lambda: rates(card).gpu / 100,
             "memory_gib": lambda: round(pynvml.nvmlDeviceGetMemoryInfo(card).used / 2**30, 3),
             "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(card) / 1e3,
             "power_limit_w": lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1e3,
@@ -76,19 +66,6 @@ class GpuMeter:
             "gpm": lambda: {"sm": next(self.sm)},
         }
         return {name: answer_to(ask) for name, ask in answers.items()}
-
-    def _rates(self) -> Any:  # pynvml's structures have no types
-        return pynvml.nvmlDeviceGetUtilizationRates(self.card)
-
-    def _driver_samples(self) -> list[tuple[int, float]]:
-        """Return the driver's own utilization samples since the last call: (t_ns, 0 to 1)."""
-        kind = pynvml.NVML_GPU_UTILIZATION_SAMPLES
-        _, samples = pynvml.nvmlDeviceGetSamples(self.card, kind, self.seen_us)
-        fresh = [each for each in samples if each.timeStamp > self.seen_us]
-        self.seen_us = max([self.seen_us, *(each.timeStamp for each in fresh)])
-        return [
-            (each.timeStamp * 1000 - self.epoch_ns, each.sampleValue.uiVal / 100) for each in fresh
-        ]
 
     def _others_sm(self) -> float | None:
         """Return the share of the time (0 to 1) in which kernels of others ran, since last asked.
@@ -103,12 +80,8 @@ class GpuMeter:
             if each.timeStamp > self.shares_us and each.smUtil <= MOST_SHARE
         }
         self.shares_us = max([self.shares_us, *(each.timeStamp for each in reported)])
-        self.others = {pid: share for pid, share in shares.items() if not self._is_own(pid)}
-        return round(sum(self.others.values()), 4) if len(self.others) < len(shares) else None
-
-    def named_others(self) -> list[dict[str, Any]]:
-        """Return the other processes that computed on the card; [] where none are known."""
-        return [{"pid": pid, "name": name_of(pid)} for pid, share in self.others.items() if share]
+        others = [share for pid, share in shares.items() if not self._is_own(pid)]
+        return round(sum(others), 4) if len(others) < len(shares) else None
 
     def _is_own(self, pid: int) -> bool:
         """Return whether `pid` is the run's process, a thread of it (newer drivers), or a child."""

@@ -1,7 +1,6 @@
-"""What grows from step to step in somebody else's loop: a list that is kept, a sum of losses.
+"""What keeps the graphs of ever more steps in somebody else's loop: a list, or a sum, of losses.
 
-Nothing here imports torch or runs the loop's own code: only built-in containers and tensors are
-asked for their size.
+Nothing here imports torch or runs the loop's own code: only lists, dicts and tensors are looked at.
 """
 
 from __future__ import annotations
@@ -12,17 +11,16 @@ from typing import Any, TypedDict
 from labkit.instruments import stack
 from labkit.instruments.batch_contents import is_array
 
-LEAST_GROWN = 32  # entries, or steps whose graphs are kept: what is smaller is no growth
+LEAST_GROWN = 32  # steps whose graphs are kept: fewer are no growth
 
 
 class Grown(TypedDict):
     """A variable that grows, as the `growth` event holds it."""
 
     name: str
-    graph: bool  # whether it keeps autograd's graph of each step
-    before: int  # entries, or steps whose graphs it keeps
+    graph: bool  # whether it keeps autograd's graph of each step; of older records, or memory alone
+    before: int  # steps whose graphs it kept at first
     after: int
-    bytes: int
     file: str
     function: str
     line: int  # of the loop
@@ -32,53 +30,38 @@ class Growth:
     """Looks at the variables of a loop now and then, and remembers how large they were at first."""
 
     def __init__(self):
-        # {name: its id, its size at the first look since it is this one, and at the last}
-        self.seen: dict[str, tuple[int, int, int]] = {}
+        self.least: dict[str, int] = {}  # by name: the fewest that it was seen with
         self.found: dict[str, Grown] = {}
 
     def look(self, frame: FrameType | None, loop: CodeType | None) -> None:
         """Look at the frame of the code `loop`, which called what `frame` runs."""
         while frame is not None and frame.f_code is not loop:
             frame = frame.f_back
+        self.found = {}
         for name, value in stack.variables(frame).items() if frame else ():
-            size = _size_of(value)
-            if frame is None or size is None:
-                continue
-            same, first, last = self.seen.get(name, (0, 0, 0))
-            if same != id(value) or size < last:  # it is another, or was emptied
-                first = size
-            self.seen[name] = id(value), first, size
-            self.found.pop(name, None)
-            if size >= max(LEAST_GROWN, 2 * first):
-                entry = _last_of(value)
-                one = entry.nbytes if is_array(entry) else object.__sizeof__(entry)
+            size = _graphs_in(value)
+            least = self.least[name] = min(size, self.least.get(name, size))
+            if frame is not None and size >= max(LEAST_GROWN, 2 * least):
                 self.found[name] = {
                     "name": name,
-                    "graph": _has_graph(entry),
-                    "before": first,
+                    "graph": True,
+                    "before": least,
                     "after": size,
-                    "bytes": size * one,
                     "file": frame.f_code.co_filename,
                     "function": frame.f_code.co_name,
                     "line": frame.f_lineno,
                 }
 
 
-def _size_of(value: Any) -> int | None:
-    """Return how large a container is, or how often a tensor with a graph was added to, else None.
+def _graphs_in(value: Any) -> int:
+    """Return how many steps' graphs a list or a dict holds, or a tensor that is added to.
 
     `best = loss` keeps one graph and is not changed; `total += loss` gets a longer one each time.
     """
+    entries = value.values() if type(value) is dict else value
     if type(value) in (list, dict):
-        return len(value)
-    return value._version if _has_graph(value) else None
-
-
-def _last_of(value: Any) -> Any:
-    """Return the last entry of a container; itself of a tensor."""
-    if type(value) is dict:
-        return next(reversed(value.values()))
-    return value[-1] if type(value) is list else value
+        return len(value) if _has_graph(next(reversed(entries), None)) else 0
+    return value._version if _has_graph(value) else 0
 
 
 def _has_graph(value: Any) -> bool:

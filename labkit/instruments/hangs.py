@@ -52,18 +52,11 @@ def progress_words(folder: Path | None, worker: int | str) -> memoryview:
     return words
 
 
-def index_word(index: object) -> int:
-    """Return the index of an item as a word; of a key, or a number of more than 64 bits, none."""
-    number = plain_index(index)
-    return number if type(number) is int and abs(number) < -NO_INDEX else NO_INDEX
-
-
-def plain_index(index: Any) -> int | str:
-    """Return an index that is a whole number, else its type: a key may be the name of a person."""
+def index_word(index: Any) -> int:
+    """Return the index of an item as a word; `NO_INDEX` of a key: it may be a person's name."""
     kind = type(index)
-    if kind is int or (kind.__module__ == "numpy" and issubclass(kind, Integral)):
-        return int(index)
-    return kind.__name__
+    is_whole = kind is int or (kind.__module__ == "numpy" and issubclass(kind, Integral))
+    return int(index) if is_whole and abs(index) < -NO_INDEX else NO_INDEX
 
 
 class LiveHang(NamedTuple):

@@ -5,15 +5,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
-
-import psutil
 
 from labkit.instruments.hangs import (
     BATCH,
@@ -24,7 +21,6 @@ from labkit.instruments.hangs import (
     SINCE,
     STATE,
     index_word,
-    plain_index,
     progress_words,
 )
 from labkit.instruments.loader_clocks import ThreadClock, library_threads
@@ -33,8 +29,6 @@ from labkit.stamps.events import EventLog, now_ns
 
 WRITE_NS = 100_000_000  # between two writes of a process
 MOST_ROWS = 2_000  # of all workers together, 0.7 MB; then every second batch, every fourth, ...
-KEPT_ITEMS = 16  # of a batch whose times are written one by one; of the others, the sum
-MEMORY_NS = 3_000_000_000  # between two looks at a process's memory: some ms for each GiB
 
 
 class BatchRow(NamedTuple):
@@ -50,7 +44,7 @@ class BatchRow(NamedTuple):
     items: int
     slow_ns: int  # of the slowest of them
     line_ns: int  # in line for a core, of older records
-    slow_index: int | str  # "a batch" where they came at once, or from a stream
+    slow_index: int | str  # "a batch" where they came at once, from a stream, or by a key
 
 
 class ItemTimes(NamedTuple):
@@ -66,8 +60,7 @@ class ItemTimes(NamedTuple):
     collate_wait: float
     collate_line: float
     between: float  # CPU time of the process, all threads, since the batch before
-    item_cpu: list[float]  # of single items
-    item_wait: list[float]
+    one_by_one: bool  # whether its items were asked for so, and not all at once
 
 
 class LoaderWork:
@@ -93,7 +86,6 @@ class LoaderWork:
         where = while_there.parent if while_there else None
         self.words = progress_words(where, "main" if worker < 0 else worker)
         self.clock = ThreadClock() if while_there is None else None  # of items one by one
-        self.memory_due = 0
         self.passes = -1
         self.done = 0
         self.kept = Thinning(most_rows)  # batches
@@ -172,43 +164,27 @@ class LoaderWork:
         start = self.moments[0]
         spans = itertools.pairwise([*self.moments, self.fetched])
         slow_ns, item = max((after - before, at) for at, (before, after) in enumerate(spans))
-        is_item = 0 < item <= len(self.indices)
-        index = plain_index(self.indices[item - 1]) if is_item else "a batch"
+        word = index_word(self.indices[item - 1]) if 0 < item <= len(self.indices) else NO_INDEX
         count = len(self.indices) or len(self.moments) - 1
-        moments = (start, self.fetched, ready)
-        spent = (cpu_ns - self.cpu_ns, count, slow_ns, 0)
         number = (self.done, self.words[BATCH], self.passes)
-        self.rows.append(BatchRow(*number, *moments, *spent, index))
+        spent = (cpu_ns - self.cpu_ns, count, slow_ns, 0, "a batch" if word == NO_INDEX else word)
+        self.rows.append(BatchRow(*number, start, self.fetched, ready, *spent))
         if self.laps:
             _, *items, collate = self.laps
             parts = [*map(sum, zip(*items, strict=True)), *collate, self.cpu_ns - self.process_ns]
-            # The first lap is before the first item, or that of all at once
-            singly = items[1 :: -(-len(items) // KEPT_ITEMS)] if len(items) > 2 else []
-            cpus, waits = ([_us(each[kind]) for each in singly] for kind in (0, 1))
-            known = (self.done, start, count, *map(_us, parts))
-            self.item_times.append(ItemTimes(*known, item_cpu=cpus, item_wait=waits))
+            times = [round(part / 1e3, 1) for part in parts]
+            self.item_times.append(ItemTimes(self.done, start, count, *times, len(items) > 2))
 
     def flush(self) -> None:
         """Write the rows that are not written yet."""
         if self.rows and self.pid == os.getpid():
-            is_worker = self.worker >= 0
-            memory = None
-            if is_worker and now_ns() > self.memory_due:
-                self.memory_due = now_ns() + MEMORY_NS
-                with contextlib.suppress(psutil.Error):
-                    memory = psutil.Process().memory_full_info().uss // 1024
             self.log.write(
                 "items",
                 worker=self.worker,
                 pid=self.pid,
                 rows=self.item_times,
                 batches=self.rows,
-                memory=memory,
-                threads=library_threads() if is_worker else None,
+                threads=library_threads() if self.worker >= 0 else None,
             )
         self.rows = []
         self.item_times = []
-
-
-def _us(ns: int) -> float:
-    return round(ns / 1e3, 1)

@@ -33,7 +33,7 @@ def find_device(wanted: str = "auto") -> torch.device:
 def usable() -> list[str]:
     """Return the devices that a run can use, the CPU first."""
     cards = [f"cuda:{index}" for index in range(card_count())]
-    return ["cpu", *cards, *(["mps"] if torch.backends.mps.is_available() else [])]
+    return ["cpu", *cards, *(["mps"] * torch.backends.mps.is_available())]
 
 
 def card_count() -> int:
@@ -53,7 +53,7 @@ def of_rank(wanted: str, ranks: int, rank: int) -> torch.device:
 
 def unused_gpu() -> str | None:
     """Say which card is here and not used, why, and the remedy; None if none."""
-    if card_count() or torch.backends.mps.is_available():
+    if len(usable()) > 1:
         return None
     if other := torch.accelerator.current_accelerator(check_available=True):
         kind = "ROCm" if torch.version.hip else other.type.upper()
@@ -62,19 +62,13 @@ def unused_gpu() -> str | None:
         pynvml.nvmlInit()
         name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
         facts = f"driver {pynvml.nvmlSystemGetDriverVersion()}, torch {torch.__version__}"
+        why = "torch gives no reason"
         try:
             torch.cuda.init()
-            why = "torch gives no reason"
         except Exception as error:
             why = str(error).strip().split("\n")[0].rstrip(".")
         return f"{name} cannot be used: {why} ({facts}). Remedy: {INSTALL}"
     return None
-
-
-def card_uuid(device: torch.device | int) -> str:
-    """Return NVML's name of a CUDA device, or of a MIG instance: torch leaves out its kind."""
-    card = torch.cuda.get_device_properties(device)
-    return f"{'MIG' if ' MIG ' in card.name else 'GPU'}-{card.uuid}"
 
 
 def use(device: torch.device) -> None:
@@ -104,9 +98,8 @@ def compile_lacks(device: torch.device) -> str | None:
 def describe(device: torch.device) -> dict[str, Any]:
     """Describe the machine as seen from `device`, as JSON types."""
     found = plain_machine()
-    found["versions"] |= {"torch": torch.__version__}
-    if torch.version.cuda:
-        found["versions"] |= {"cuda": torch.version.cuda}
+    cuda = {"cuda": torch.version.cuda} if torch.version.cuda else {}
+    found["versions"] |= {"torch": torch.__version__, **cuda}
     ram_gib = _gib(quotas.ram_bytes())
     found |= {
         "device": str(device),
@@ -129,7 +122,8 @@ def _describe_card(device: torch.device) -> dict[str, Any]:
     found = {
         "name": card.name,
         "memory_gib": _gib(card.total_memory),
-        "uuid": card_uuid(device),
+        # NVML's name of it, or of a MIG instance: torch leaves out its kind
+        "uuid": f"{'MIG' if ' MIG ' in card.name else 'GPU'}-{card.uuid}",
         "sm_count": card.multi_processor_count,
         "compute_capability": f"{card.major}.{card.minor}",
     }

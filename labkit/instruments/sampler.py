@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 
 from labkit.instruments import stack
-from labkit.instruments.loader_clocks import ThreadState, TimeInLine
+from labkit.instruments.loader_clocks import in_line_ns
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.interrupts import OwnErrors
 
@@ -62,8 +62,7 @@ class MainThread:
         event = (ctypes.c_int * 16)(0, 0, signal.SIGURG, TO_THREAD, native)
         if self.library.timer_create(user_clock, ctypes.byref(event), ctypes.byref(self.timer)):
             raise OSError(ctypes.get_errno(), "no POSIX timer")
-        self.line = TimeInLine()
-        self.state = ThreadState()
+        self.folder = Path(f"/proc/self/task/{native}")
         self.sampled = _thread.allocate_lock()  # held while it is: what waits for it wakes at once
         self.sampled.acquire()
         self.placed: dict[bool, int] = {}  # by whether it computes: its time when last placed
@@ -77,15 +76,20 @@ class MainThread:
         """End its sampling."""
         self.library.timer_delete(self.timer)
         self.sampled.release()
-        self.line.close()
-        self.state.close()
+
+    def is_runnable(self) -> bool:
+        """Return whether it computes or waits for a core; False where the system does not tell."""
+        with contextlib.suppress(OSError):
+            # its number, its name in brackets, its state
+            return b") R " in (self.folder / "stat").read_bytes()
+        return False
 
     def place(self, computes: bool) -> int:
         """Return for how long it has computed, or slept, since that was last placed, ns.
 
         To wait for a core counts as computing: it does so wherever the system has stopped it.
         """
-        busy = time.clock_gettime_ns(self.cpu_clock) + self.line.now()
+        busy = time.clock_gettime_ns(self.cpu_clock) + in_line_ns(self.folder)
         spent = busy if computes else now_ns() - busy
         weight = spent - self.placed.get(computes, spent)
         self.placed[computes] = spent
@@ -189,7 +193,7 @@ class Sampler:
                 due = now_ns() + int(pause_s * 1e9)
                 if thread.sampled.acquire(timeout=pause_s):  # no time.sleep: programs replace it
                     break
-                if now_ns() < due + LATE_NS and not thread.state.is_runnable():
+                if now_ns() < due + LATE_NS and not thread.is_runnable():
                     # No variable here: it would keep the user's
                     self._take(thread, stack.top_frame(thread.ident), computes=False)
                 if now_ns() > self.due:

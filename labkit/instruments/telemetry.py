@@ -7,7 +7,6 @@ not in the sample.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import sys
 import time
@@ -20,9 +19,9 @@ from typing import Any
 import psutil
 
 from labkit import quotas
-from labkit.instruments.gpu_meter import GpuMeter, answer_to, name_of, spare_card
+from labkit.instruments.gpu_meter import GpuMeter, answer_to, spare_card
 from labkit.instruments.lifetime import wait_for_run
-from labkit.instruments.loader_clocks import thread_times
+from labkit.instruments.loader_clocks import in_line_ns
 from labkit.process.family import die_with
 from labkit.stamps.events import FILE_NAME, EventLog, events_named
 
@@ -30,10 +29,6 @@ PERIOD_S = 0.2
 THIN_AFTER_S = 3_600.0  # a run of days must not fill the disk
 POLL_S = 0.02  # between looks at a log that does not have all it should yet
 FAMILY_EVERY = 5  # samples between two looks at which processes the run has: 1 s
-NAMED_EVERY = 25  # samples between two looks at what else uses the cores: 5 s
-NAMED_FIRST = 5  # the sample with the first of them: runs may last seconds only
-MOST_NAMED = 3
-LEAST_CORES = 0.1  # that a program uses, to be named
 
 
 @dataclass
@@ -66,19 +61,11 @@ def _has_ended(process: psutil.Process) -> bool:
     return answer_to(process.status) in (None, psutil.STATUS_ZOMBIE)
 
 
-def family_of(process: psutil.Process) -> list[psutil.Process]:
-    """Return a process and all that it, and they, have started."""
-    return [process, *(answer_to(partial(process.children, recursive=True)) or [])]
-
-
 def cpu_samples(bench: psutil.Process) -> Iterator[dict[str, float]]:
-    """Yield samples: shares of all cores, and the memory of the run while it goes on.
+    """Yield samples: shares of all cores, of the run while it goes on too.
 
-    `line_cpu` is the share of the cores' time for which threads of the run stood in line for one,
-    `launch_line` the share of the time for which the one that launches kernels did: they need the
-    kernel's scheduler statistics (Linux).
+    `line_cpu` is the share of the cores' time for which threads of the run stood in line for one.
     """
-    main = Path(f"/proc/{bench.pid}/task/{bench.pid}")  # the thread that launches kernels
     cores = quotas.cpu_cores().of
     family = [bench]  # and all that it started
     waited: dict[Path, int] = {}  # ns that each thread of the run stood in line for a core
@@ -87,40 +74,19 @@ def cpu_samples(bench: psutil.Process) -> Iterator[dict[str, float]]:
     psutil.cpu_percent()
     for count in itertools.count():
         if count % FAMILY_EVERY == 0:  # psutil looks at every process: milliseconds
-            family = family_of(bench)
+            family = [bench, *(answer_to(partial(bench.children, recursive=True)) or [])]
         found = {"cpu": psutil.cpu_percent() / 100, "cpus": cores}
-        known = [answer_to(partial(each.as_dict, ["cpu_times", "memory_info"])) for each in family]
-        known = [each for each in known if each]
-        before_s, spent_s = spent_s, sum(sum(each["cpu_times"][:4]) for each in known)
-        before, waited = waited, {t: ns for each in family for t, _, ns in thread_times(each.pid)}
+        known = [answer_to(each.cpu_times) or () for each in family]
+        before_s, spent_s = spent_s, sum(sum(times[:4]) for times in known)
+        tasks = [task for each in family for task in Path(f"/proc/{each.pid}/task").glob("*")]
+        before, waited = waited, {task: in_line_ns(task) for task in tasks}
         now = time.monotonic()
         elapsed_s, looked_at = now - looked_at, now
         if count and not _has_ended(bench):
             found["own_cpu"] = round(max(0.0, spent_s - before_s) / elapsed_s / cores, 3)
-            found["rss_gib"] = round(sum(each["memory_info"].rss for each in known) / 2**30, 4)
-            more_s = {task: (ns - before.get(task, ns)) / 1e9 for task, ns in waited.items()}
-            if more_s:
-                found["line_cpu"] = round(sum(more_s.values()) / elapsed_s / cores, 3)
-                found["launch_line"] = round(more_s.get(main, 0) / elapsed_s, 3)
+            more_s = [(ns - before.get(task, ns)) / 1e9 for task, ns in waited.items()]
+            found["line_cpu"] = round(sum(more_s) / elapsed_s / cores, 3) if more_s else None
         yield found
-
-
-def others(own: list[psutil.Process]) -> list[dict[str, Any]]:
-    """Return the programs that used most cores since the last call, the busiest first.
-
-    Not the processes `own`, nor what these started.
-    """
-    family = {each.pid for process in own for each in family_of(process)}
-    cores = [
-        (round((answer_to(each.cpu_percent) or 0.0) / 100, 2), each.pid)
-        for each in psutil.process_iter()  # the same objects again, which know the last look
-        if each.pid not in family
-    ]
-    return [
-        {"pid": pid, "name": name_of(pid), "cores": used}
-        for used, pid in heapq.nlargest(MOST_NAMED, cores)
-        if used >= LEAST_CORES
-    ]
 
 
 def main(parent: int, while_there: Path | None = None) -> None:
@@ -138,22 +104,12 @@ def main(parent: int, while_there: Path | None = None) -> None:
     lifetime.processes.append(bench)
     cpu = cpu_samples(bench)
     next(cpu)
-    card = None
-    if uuid := machine.get("uuid"):
-        try:
-            card = GpuMeter(uuid, bench.pid)
-        except Exception as error:  # no driver, another version, a card that is lost
-            log.write("no_nvml", why=f"{type(error).__name__}: {error}")
-    elif machine["kind"] == "cpu" and (spare := spare_card(machine["versions"].get("cuda"))):
+    card = answer_to(lambda: GpuMeter(machine["uuid"], bench.pid))  # None without a driver
+    if machine["kind"] == "cpu" and (spare := spare_card(machine["versions"].get("cuda"))):
         log.write("spare_card", name=spare)
-    others(lifetime.processes)
     begun = due = time.monotonic()
-    for count in itertools.count():
+    while True:
         log.write("telemetry", **next(cpu), **(card.read() if card else {}))
-        if count % NAMED_EVERY == NAMED_FIRST:
-            log.write("beside", processes=others(lifetime.processes))
-            if card and (found := card.named_others()):
-                log.write("on_the_card", processes=found)
         # From when it was due: no drift. All samples are at most two hours'
         due += PERIOD_S * max(1.0, (due - begun) / THIN_AFTER_S) ** 2
         lifetime.sleep(due - time.monotonic())

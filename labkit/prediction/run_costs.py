@@ -114,7 +114,9 @@ def _batches_of(run: RunData) -> pandas.DataFrame:
     """
     import pandas
 
-    rows = [row for event in run.all("items") for row in event["rows"] if fits(row, "item_times")]
+    width = len(ItemTimes._fields)  # older records have more
+    timed = [row for event in run.all("items") for row in event["rows"]]
+    rows = [row[:width] for row in timed if fits(row, "item_times")]
     if not rows:
         raise CannotPredict("its items were not timed (no stream's are): run it again")
     table = pandas.DataFrame(rows, columns=ItemTimes._fields).sort_values("start_ns", kind="stable")
@@ -126,7 +128,7 @@ def _batches_of(run: RunData) -> pandas.DataFrame:
     times = table.loc[:, "cpu":"between"].astype(float) / 1e6
     for wait, line in (("wait", "line"), ("collate_wait", "collate_line")):
         times[wait] = (times[wait] - LINE_MISSED * times[line]).clip(lower=0)
-    return times.assign(parts=STRETCHES if table.item_cpu[0] else 1)
+    return times.assign(parts=STRETCHES if table.one_by_one[0] else 1)
 
 
 def _launches(run: RunData) -> np.ndarray:

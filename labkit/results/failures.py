@@ -52,7 +52,9 @@ REMEDIES = {
     r"No space left on device|quota exceeded": (
         "the disk is full: free some space or move LABKIT_HOME."
     ),
-    r"Too many open files|items of ancdata": "raise it (ulimit -n 4096), or lower num_workers.",
+    r"Too many open files|items of ancdata|^EOFError: no message": (
+        "allow more open files (ulimit -n 4096), or lower num_workers."
+    ),
     r"Read-only file system": "set LABKIT_HOME to a folder that can be written to.",
     r"No such file or directory: .*python|could not start Python": (
         "this kernel's Python is gone: choose another kernel, or install its environment again."
@@ -95,9 +97,6 @@ def _first_cause(error: Event) -> str:
     if "Original Traceback" in message:
         causes = [line for line in lines if line and not line.startswith(" ")]
         text = f"{causes[-1]} ({headline})."
-    if files := error.get("files"):
-        opened, allowed = files[:2]
-        text = f"Too many open files: {opened} of {allowed} allowed. {text}"
     if workers := error.get("workers"):
         pid, code = next(iter(workers.items()))
         text = f"Loader worker {pid} was ended by {exit_name(code)}. {text}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cached_property
 from typing import Any
 
@@ -18,26 +17,12 @@ from labkit.stamps.record import Event
 from labkit.stamps.step_classes import StepClock
 from labkit.stamps.steps import ALL, HOST, MOMENTS
 
-MOST_NAMED = 3  # of the programs that ran beside it
 CPU_VALUES = {"image_px": PX, "steps": STEPS}  # in older logs of a CPU, for what was automatic
 
 
 def series(name: str) -> Any:
     """Return a property of a log: all events of a name."""
     return property(lambda log: log.all(name))
-
-
-def _programs(event: str) -> Any:
-    """Return a property of a log: the other programs that such events name, busiest first."""
-
-    def programs(log: RunLog) -> list[str]:
-        cores = Counter()
-        for found in log.all(event):
-            for process in found["processes"]:
-                cores[f"{process['name']} (pid {process['pid']})"] += process.get("cores") or 0
-        return [name for name, _ in cores.most_common(MOST_NAMED)]
-
-    return property(programs)
 
 
 class RunLog(LogData):
@@ -165,12 +150,6 @@ class RunLog(LogData):
 
     # What a few profiled steps were made of
     xray_facts: Event | None = fact("xray")
-
-    # The other programs that used most of the cores meanwhile, as "python (pid 123)"
-    beside: list[str] = _programs("beside")
-
-    # The other processes that were on the same GPU meanwhile
-    on_the_card: list[str] = _programs("on_the_card")
 
     # One clock: seconds since the first batch was asked for
 

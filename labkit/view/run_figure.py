@@ -15,7 +15,7 @@ from matplotlib.ticker import PercentFormatter
 
 from labkit.results.comparison import ComparedRuns, SweptRuns
 from labkit.results.ranks import RanksData, delays_of
-from labkit.results.readings import driver_readings, readings_of
+from labkit.results.readings import readings_of
 from labkit.results.run_data import RunData
 from labkit.text import counted
 from labkit.view import FIGURE_PX
@@ -84,10 +84,9 @@ def _draw_whole(axes: Axes, runs: Mapping[str, RunData], marked_s: tuple[float, 
     shares, edges = binned(run)
     label = f"busy share of every {1e3 * edges[1]:.3g} ms"
     axes.stairs(shares, edges, fill=True, label=label, color=COMPUTE, alpha=0.4)
-    curves = {"NVML's samples": driver_readings(run), "nvidia-smi": readings_of(run, "gpu_now")}
-    for name, (seconds, samples) in curves.items():  # a missing one is NaN: a gap
-        if np.isfinite(samples).any():
-            axes.plot(seconds, samples, ".-", markersize=2.5, linewidth=0.8, label=name)
+    seconds, samples = readings_of(run, "gpu_now")  # a missing one is NaN: a gap
+    if np.isfinite(samples).any():
+        axes.plot(seconds, samples, ".-", markersize=2.5, linewidth=0.8, label="nvidia-smi (NVML)")
     if "before" in runs:
         axes.stairs(*binned(runs["before"]), color=INK, label="before")
     axes.axvspan(0, run.warm_s, label="warm-up, left out", color=INK, alpha=0.3)

@@ -277,7 +277,7 @@ class Recorder:
             self.work.flush()
         if self.sampler.missing and not self.sampler.taken:
             self.log.write("no_lines", why=self.sampler.missing)
-        if self.growth.seen:  # what had grown may be empty by now
+        if self.growth.least:  # what had grown may be empty by now
             self.log.write("growth", found=list(self.growth.found.values()))
         self.batches.write_padding(self.log)
 

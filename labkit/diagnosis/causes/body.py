@@ -12,7 +12,6 @@ from labkit.diagnosis import wall_shares
 from labkit.diagnosis.evidence import Evidence, asked
 from labkit.diagnosis.findings import LOSS, WARNING, Finding, Remedy, cause, loss
 from labkit.diagnosis.hot_lines import Line
-from labkit.instruments.growth import Grown
 
 # -- copies to the device ------------------------------------------------------------------------
 
@@ -205,32 +204,18 @@ def longer_and_longer(evidence: Evidence) -> Finding | None:
 
 @cause(WARNING)
 def kept(evidence: Evidence) -> Finding | None:
-    """Something grows from step to step: it may cost no time, but ends in want of memory.
+    """A variable keeps the graphs of ever more steps: it may cost no time, but ends in no memory.
 
-    Cause "drift", where a variable grows that holds graphs of tensors, or BLAMED of the memory that
-    the program gained.
+    Cause "drift".
     """
-    growth = evidence.growth
-    variable = max(growth.variables, key=lambda each: (each["graph"], bytes_of(each)), default=None)
-    risen = growth.known("late_gib")
-    least = limits.BLAMED * (risen - growth.early_gib) * 2**30 if risen else np.inf
-    if variable is None or not (variable["graph"] or bytes_of(variable) >= least):
+    if not evidence.growth:
         return None
-    name = variable["name"]
+    variable = evidence.growth[0]
     where = variable["file"], variable["line"], variable["function"]
-    line = Line(*where, 0.0, "body", "python", name)
-    seen = f"`{name}` in {line.address} grew from {variable['before']} to {variable['after']}"
-    seen += f", the program's memory rose to {risen:.2g} GiB" if risen else ""
-    remedy = KEEP_LESS
-    if variable["graph"]:
-        seen += ", and it keeps tensors with the graphs that made them"
-        remedy = KEEP_NUMBERS
-    return Finding("host", "drift", 0.0, f"{seen}.", (remedy,), (line,))
-
-
-def bytes_of(variable: Grown) -> float:
-    """Return the bytes of a variable that grew; 0 where they are not known."""
-    return variable.get("bytes") or 0.0
+    line = Line(*where, 0.0, "body", "python", variable["name"])
+    seen = f"`{variable['name']}` in {line.address} grew from {variable['before']} to "
+    seen += f"{variable['after']}, and it keeps tensors with the graphs that made them."
+    return Finding("host", "drift", 0.0, seen, (KEEP_NUMBERS,), (line,))
 
 
 # -- beside the loop -----------------------------------------------------------------------------
