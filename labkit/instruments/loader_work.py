@@ -173,7 +173,9 @@ class LoaderWork:
             _, *items, collate = self.laps
             parts = [*map(sum, zip(*items, strict=True)), *collate, self.cpu_ns - self.process_ns]
             times = [round(part / 1e3, 1) for part in parts]
-            self.item_times.append(ItemTimes(self.done, start, count, *times, len(items) > 2))
+            self.item_times.append(
+                ItemTimes(self.done, start, count, *times, one_by_one=len(items) > 2)
+            )
 
     def flush(self) -> None:
         """Write the rows that are not written yet."""
