@@ -123,11 +123,12 @@ class Told:
         self.attribute = functools.partial(getattr, real)
 
     def _before(self, called: Callable) -> Callable:
-        self.tell()
+        with OwnErrors():
+            self.tell()
         return called
 
-    __getitem__ = Before(lambda own: own._before(own.item), lambda own, index: own.real[index])
-    __call__ = Before(lambda own: own._before(own.real), lambda own, samples: own.real(samples))
+    __getitem__ = Before(lambda own: own._before(own.item))
+    __call__ = Before(lambda own: own._before(own.real))
     __getattr__ = Before(operator.attrgetter("attribute"))
 
 
