@@ -94,13 +94,9 @@ def padding_of(batch: object) -> float | None:
     It is of the first whole-number matrix (B, T) on the CPU, under whatever key, by what its first
     64 rows end in, or begin with.
     """
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return None
-    whole = (torch.uint8, torch.int16, torch.int32, torch.int64)
-    for part in leaves(batch):
-        is_matrix = type(part) is torch.Tensor and part.dim() == 2 and part.is_cpu and len(part)
-        if is_matrix and part.dtype in whole and part.shape[1] >= LEAST_TOKENS:
+    for part in arrays_in(batch):
+        is_text = "int" in str(part.dtype) and len(part.shape) == 2 and len(part)
+        if is_text and part.shape[1] >= LEAST_TOKENS and getattr(part, "is_cpu", False):
             tokens = part[:64]
             if tokens.max() > 1:  # no mask
                 return max(_padded(tokens), _padded(tokens.flip(1))) or None
@@ -115,7 +111,7 @@ def _padded(tokens: Any) -> float:
     is_last = tokens == tokens[:, -1].mode()[0]
     counts = is_last.flip(1).cumprod(1).sum(1)  # behind which there is no other token
     elsewhere = is_last.sum() - counts.sum()
-    is_filler = elsewhere <= ELSEWHERE * tokens.numel() and (counts != counts[0]).any()
+    is_filler = elsewhere <= ELSEWHERE * tokens.numel() and counts.unique().numel() > 1
     return int(counts.sum()) / tokens.numel() if is_filler else 0.0
 
 
@@ -127,7 +123,7 @@ class BatchFacts:
         self.size = size
         self.unit = "samples"  # or "batches", where they do not show their samples
         self.met = 0  # batches
-        self.padding: list[float] = []  # its share of those that were looked at, once one has some
+        self.padding: list[float] = []  # its share of those that were looked at
         self.dtype: str | None = None  # of the largest array in the first
         self.on_gpu = False  # whether the loader makes them there
 
@@ -144,8 +140,7 @@ class BatchFacts:
         """Return the samples of a batch, and now and then look how much of it is padding."""
         if self.met % LOOK_EVERY == 0:
             with OwnErrors():
-                share = padding_of(batch)
-                self.padding += [share or 0.0] if share or self.padding else []
+                self.padding.append(padding_of(batch) or 0.0)
         self.met += 1
         return samples_in(batch, self.size) or self.size or 1
 
@@ -155,5 +150,5 @@ class BatchFacts:
 
     def write_padding(self, log: EventLog) -> None:
         """Write how much of the batches is padding, where it was looked for."""
-        if self.padding:
+        if any(self.padding):
             log.write("padding", share=round(fmean(self.padding), 4))

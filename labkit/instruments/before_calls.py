@@ -35,20 +35,6 @@ class Before:
         return MethodType(self.plain, owner) if called is None else called
 
 
-class OnSet:
-    """In a class: what the attribute `name` of an object is set to goes through `then` first."""
-
-    def __init__(self, name: str, then: Callable[[Any, Any], object]):
-        self.name = name
-        self.then = then
-
-    def __set__(self, owner: object, value: object) -> None:
-        kept = held(owner)
-        kept[self.name] = value
-        with OwnErrors():
-            kept[self.name] = self.then(owner, value)
-
-
 class Call(functools.partial):
     """A call that tells `over` when it is over, however it ended: it is dropped then.
 

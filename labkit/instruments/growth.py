@@ -58,10 +58,10 @@ def _graphs_in(value: Any) -> int:
 
     `best = loss` keeps one graph and is not changed; `total += loss` gets a longer one each time.
     """
-    entries = value.values() if type(value) is dict else value
+    entries: Any = value.values() if type(value) is dict else value
     if type(value) in (list, dict):
-        return len(value) if _has_graph(next(reversed(entries), None)) else 0
-    return value._version if _has_graph(value) else 0
+        return len(entries) if _has_graph(next(reversed(entries), None)) else 0
+    return entries._version if _has_graph(value) else 0
 
 
 def _has_graph(value: Any) -> bool:

@@ -88,13 +88,15 @@ def hang_in(folders: list[Path], now: int) -> LiveHang | None:
     index = None if index == NO_INDEX else index
     name = "the main process" if worker is None else f"worker {worker}"
     item = "" if index is None else f"item {index} of "
-    doing = {
-        IN_BODY: "the loop's body goes on.",
-        WAITING: "the loop waits, and no process makes a batch. Is there space in /dev/shm?",
-        FETCHING: f"{name} (pid {pid}) is at {item}batch {batch}. With workers, "
-        "DataLoader(timeout=60) turns such a wait into an error.",
-    }
-    text = f"nothing has moved for {seconds:.0f} s: {doing[state]}"
+    text = (
+        f"nothing has moved for {seconds:.0f} s: "
+        + {
+            IN_BODY: "the loop's body goes on.",
+            WAITING: "the loop waits, and no process makes a batch. Is there space in /dev/shm?",
+            FETCHING: f"{name} (pid {pid}) is at {item}batch {batch}. With workers, "
+            "DataLoader(timeout=60) turns such a wait into an error.",
+        }[state]
+    )
     told = {"seconds": seconds, "pid": pid, "text": text, "worker": worker, "index": index}
     return LiveHang(file.parent, told)
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from labkit.instruments import stack
-from labkit.instruments.before_calls import Before, Call, OnSet, held
+from labkit.instruments.before_calls import Before, Call, held
 from labkit.instruments.loader_knobs import torch_loader
 from labkit.instruments.loader_work import MOST_ROWS, LoaderWork
 from labkit.instruments.sampler import Sampler
@@ -47,10 +47,15 @@ recordings: WeakKeyDictionary[object, Recording] = WeakKeyDictionary()  # by ite
 of_worker: list[LoaderWork] = []  # the one of this process, where it is a worker
 
 
-def _set_init_fn(iterator: object, own: Any) -> object:
-    """Return what the workers of an iterator begin with: `own`, and ours before it."""
-    recording = recordings.get(iterator)
-    return own if recording is None else WorkerStart(iterator, recording, own)
+class InitFn:
+    """In the class of torch's iterators: what their workers begin with, and ours before it."""
+
+    def __set__(self, iterator: object, own: Any) -> None:
+        kept = held(iterator)
+        kept["_worker_init_fn"] = own
+        with OwnErrors():
+            if recording := recordings.get(iterator):
+                kept["_worker_init_fn"] = WorkerStart(iterator, recording, own)
 
 
 def _work_of(frame: FrameType) -> LoaderWork | None:
@@ -76,7 +81,7 @@ def install() -> None:
         return iterator
 
     iterators.__new__ = staticmethod(__new__)
-    iterators._worker_init_fn = OnSet("_worker_init_fn", _set_init_fn)
+    iterators._worker_init_fn = InitFn()
     fetch = sys.modules["torch.utils.data._utils.fetch"]
     for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
         kind.fetch = Before(_begin_fetch, kind.fetch)
@@ -123,11 +128,12 @@ class Told:
         self.attribute = functools.partial(getattr, real)
 
     def _before(self, called: Callable) -> Callable:
-        self.tell()
+        with OwnErrors():
+            self.tell()
         return called
 
-    __getitem__ = Before(lambda own: own._before(own.item), lambda own, index: own.real[index])
-    __call__ = Before(lambda own: own._before(own.real), lambda own, samples: own.real(samples))
+    __getitem__ = Before(lambda own: own._before(own.item))
+    __call__ = Before(lambda own: own._before(own.real))
     __getattr__ = Before(operator.attrgetter("attribute"))
 
 

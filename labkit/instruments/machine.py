@@ -110,26 +110,20 @@ def describe(device: torch.device) -> dict[str, Any]:
         "compile_lacks": compile_lacks(device),
     }
     if device.type == "cuda" and not torch.version.hip:
-        found |= _describe_card(device)
+        card = torch.cuda.get_device_properties(device)
+        found |= {
+            "name": card.name,
+            "memory_gib": _gib(card.total_memory),
+            # NVML's name of it, or of a MIG instance: torch leaves out its kind
+            "uuid": f"{'MIG' if ' MIG ' in card.name else 'GPU'}-{card.uuid}",
+            "sm_count": card.multi_processor_count,
+            "compute_capability": f"{card.major}.{card.minor}",
+        }
+        with contextlib.suppress(pynvml.NVMLError):  # only the driver tells
+            pynvml.nvmlInit()
+            found["driver"] = pynvml.nvmlSystemGetDriverVersion()
     elif device.type != "cpu":  # of another maker, or another kind: of a loop that is watched
         found["name"] = "ROCm" if device.type == "cuda" else device.type.upper()
-    return found
-
-
-def _describe_card(device: torch.device) -> dict[str, Any]:
-    """Return what `describe` adds, or says otherwise, of a CUDA device."""
-    card = torch.cuda.get_device_properties(device)
-    found = {
-        "name": card.name,
-        "memory_gib": _gib(card.total_memory),
-        # NVML's name of it, or of a MIG instance: torch leaves out its kind
-        "uuid": f"{'MIG' if ' MIG ' in card.name else 'GPU'}-{card.uuid}",
-        "sm_count": card.multi_processor_count,
-        "compute_capability": f"{card.major}.{card.minor}",
-    }
-    with contextlib.suppress(pynvml.NVMLError):  # only the driver tells
-        pynvml.nvmlInit()
-        found["driver"] = pynvml.nvmlSystemGetDriverVersion()
     return found
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 
 from labkit.instruments import stack
-from labkit.instruments.loader_clocks import in_line_ns
+from labkit.instruments.loader_work import in_line_ns
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.interrupts import OwnErrors
 

@@ -115,14 +115,6 @@ def top_frame(thread: int) -> FrameType | None:
     return top
 
 
-def users_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the user's frame that called what `frame` runs; a generator only hands on."""
-    for each, _ in traceback.walk_stack(frame):
-        if _is_users(each) and not each.f_code.co_flags & inspect.CO_GENERATOR:
-            return each
-    return None
-
-
 def locals_of(frame: FrameType) -> dict[str, object]:
     """Return a frame's variables by name; {} where they cannot be read without a trace.
 
@@ -221,8 +213,10 @@ class Places:
 
     def begin(self, frame: FrameType) -> None:
         """Note the loop around `frame`, which has its first batch."""
-        if self.loop is None and (loop := users_frame(frame)):
-            self.loop = loop.f_code
+        codes = [each.f_code for each, _ in traceback.walk_stack(frame)]
+        plain = (code for code in codes if not code.co_flags & inspect.CO_GENERATOR)  # it hands on
+        users = (code for code in plain if is_users(code.co_filename))
+        self.loop = self.loop or next(users, None)
 
     def number_of(self, top: FrameType) -> int:
         """Return the number of the place where a stack is, by its deepest frame."""

@@ -21,7 +21,7 @@ import psutil
 from labkit import quotas
 from labkit.instruments.gpu_meter import GpuMeter, answer_to, spare_card
 from labkit.instruments.lifetime import wait_for_run
-from labkit.instruments.loader_clocks import in_line_ns
+from labkit.instruments.loader_work import in_line_ns
 from labkit.process.family import die_with
 from labkit.stamps.events import FILE_NAME, EventLog, events_named
 
