@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+PATCH = 8  # px, edge of a token of the transformer
+
 
 class CNN(nn.Module):
     """A stem that halves the image, `depth` 3x3 convolution blocks, and a linear head."""
@@ -44,14 +46,13 @@ class MLP(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A small vision transformer: 8x8 patches as tokens, `depth` encoder layers of `width`."""
+    """A small vision transformer: patches as tokens, `depth` encoder layers of `width`."""
 
     def __init__(self, width: int, depth: int, classes: int, image_px: int):
         super().__init__()
-        patch = 8
         heads = next(count for count in (8, 4, 2, 1) if width % count == 0)
-        self.patches = nn.Conv2d(3, width, patch, stride=patch)
-        self.place = nn.Parameter(torch.zeros(1, (image_px // patch) ** 2, width))
+        self.patches = nn.Conv2d(3, width, PATCH, stride=PATCH)
+        self.place = nn.Parameter(torch.zeros(1, (image_px // PATCH) ** 2, width))
         layer = nn.TransformerEncoderLayer(
             width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True
         )

@@ -46,7 +46,11 @@ def measured(bench: Bench, of: str, *, again: bool = False) -> dict[str, object]
     if again or known.get(of, {}).get("day") != today:
         rate = memory_rate(bench) if of == "bandwidth" else product_rate(bench, of)
         known[of] = {"per_s": rate, "day": today}
-        keep(_file_of(bench.device), json.dumps(known))
+        path = _file_of(bench.device)
+        part = path.with_suffix(f".{os.getpid()}")  # another run may be writing the same
+        with open(part, "w", opener=private) as file:
+            json.dump(known, file)
+        part.replace(path)
     return known[of]
 
 
@@ -92,7 +96,7 @@ def kept(device: torch.device) -> dict[str, float] | None:
 
 def _peaks(device: torch.device) -> dict[str, dict[str, Any]]:
     """Return {format or "bandwidth": what `measured` returned}; {} without any."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(ValueError):  # there is none
         return json.loads(text_of(_file_of(device)))
     return {}
 
@@ -103,11 +107,3 @@ def _file_of(device: torch.device) -> Path:
     else:
         name = f"{host.cpu_name()} {device.type} {torch.get_num_threads()} threads"
     return folders.part("peaks") / f"{name} torch {torch.__version__}.json".replace("/", " ")
-
-
-def keep(path: Path, text: str) -> None:
-    """Write `text` at once: another run on another card may be writing the same."""
-    part = path.with_suffix(f".{os.getpid()}")
-    with open(part, "w", opener=private) as file:
-        file.write(text)
-    part.replace(path)

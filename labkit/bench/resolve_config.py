@@ -25,13 +25,10 @@ ON_GPU = {  # by the least memory of a card, GiB
 }
 
 
-def resolve_config(
-    asked: Settings, here: Mapping[str, object], size_model: bool = True
-) -> tuple[Job, dict[str, str]]:
+def resolve_config(asked: Settings, here: Mapping[str, object]) -> tuple[Job, dict[str, str]]:
     """Return the job (every knob's final value) and {knob: why it was not applied}.
 
     `here` is the `machine` event, of which a device that is elsewhere has only the `device`.
-    `size_model` is False where the step is the reader's.
     """
     job = Job(**asked)
     job.device = str(here["device"])
@@ -39,9 +36,7 @@ def resolve_config(
     for name, value in automatic(asked, kind != "cpu", quotas.cpu_cores().count).items():
         if getattr(job, name) is None:
             setattr(job, name, value)
-    if size_model:
-        _size(job, kind, here.get("memory_gib"))
-
+    _size(job, kind, here.get("memory_gib"))
     dropped: dict[str, str] = {}
     for name, value, reason in _inapplicable(job, kind, here):
         if getattr(job, name) != value:

@@ -59,12 +59,8 @@ def keep_time(job: Job) -> None:
 def look(
     trainer: Trainer, batches: Iterator[Batch], job: Job, steps: int, folder: Path, log: EventLog
 ) -> None:
-    """Write the `xray` event, or `no_xray` and why there is none. Never ends the run."""
-    if not job.xray:
-        log.write("no_xray", why="it was switched off, or the run is too short for it")
-    elif steps < MIN_STEPS:
-        log.write("no_xray", why=f"the run had {steps} steps, an x-ray needs {MIN_STEPS}")
-    else:
+    """Write the `xray` event, or `no_xray` and why it failed. Never ends the run."""
+    if job.xray and steps >= MIN_STEPS:
         write_or_why(log, "xray", lambda: _xray(trainer, batches, folder))
 
 

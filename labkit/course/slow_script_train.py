@@ -85,7 +85,6 @@ def prepare(
     order: Order,
     job: Job,
     device: torch.device,
-    folder: Path,
     log: EventLog,
 ) -> tuple[SlowTrainer, DataLoader]:
     """Return trainer and loader of a run of the script, for the bench."""
