@@ -1,7 +1,5 @@
 """`lk.measure`: a function of one's own on the bench, row by row."""
 
-import linecache
-import pickle
 import threading
 
 import pandas
@@ -10,7 +8,6 @@ import torch
 from played_gpu import load
 
 import labkit as lk
-from labkit.bench.by_value import dumped
 
 FACTOR = 3  # of this "notebook"
 CPU = torch.device("cpu")
@@ -89,25 +86,6 @@ def test_a_record_of_an_experiment_of_version_1_still_loads(tmp_path):
     rows = recorded(tmp_path, *events, experiment="roofline").rows
     assert list(rows["of"]) == ["copy", "bf16"] and rows["gib_s"][0] == rows["tflops"][0] == 2
     assert rows["error"][1] == "skipped: needs a card"
-
-
-CELL = """
-def double(x, out, BLOCK: tl.constexpr):
-    place = tl.arange(0, BLOCK)
-    tl.store(out + place, 2 * tl.load(x + place))
-"""
-
-
-def test_a_triton_kernel_of_a_notebook_travels_with_its_source(monkeypatch):
-    triton = pytest.importorskip("triton")
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    cell = {"tl": triton.language, "__name__": "__main__"}
-    lines = CELL.splitlines(keepends=True)
-    monkeypatch.setitem(linecache.cache, "<cell>", (len(CELL), None, lines, "<cell>"))
-    exec(compile(CELL, "<cell>", "exec"), cell)
-    packed = dumped(triton.jit(cell["double"]))
-    del linecache.cache["<cell>"]  # the bench has not seen the cell
-    assert "2 * tl.load(x + place)" in pickle.loads(packed).src
 
 
 # -- the panel of a function -----------------------------------------------------------------------

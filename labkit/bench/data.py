@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import tempfile
@@ -213,9 +214,6 @@ def image_folder(cache: Path, px: int, log: EventLog) -> Path:
             with Image.open(file) as image:
                 images.append(np.asarray(image.resize((px, px))).transpose(2, 0, 1))
         np.save(Path(part, "images.npy"), np.stack(images))  # (images, 3, px, px) uint8
-        try:
+        with contextlib.suppress(OSError):  # another run has finished first
             os.replace(part, folder)
-        except OSError:
-            if not is_ours(folder):  # not a race with another run that finished first
-                raise
     return folder

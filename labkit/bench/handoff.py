@@ -32,7 +32,7 @@ class Ready(Dataset):
     def __len__(self) -> int:
         return ROUNDS + 4  # more than are taken: the last are prepared as the others
 
-    def __getitem__(self, _index: int) -> tuple[Batch, int]:
+    def __getitem__(self, _index: int) -> tuple[object, int]:
         """Return the batch in shared memory, and the CPU time since the one before, ns."""
         between = time.process_time_ns() - self.before_ns
         batch = tuple(tensor.clone().share_memory_() for tensor in self.batch)

@@ -6,11 +6,10 @@ import json
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 
-from labkit.bench.by_value import send_by_value
 from labkit.bench.grid import TIMED
 from labkit.bench.stopwatch import Bench, Skipped
 from labkit.bench.user_dataset import fetch
@@ -23,7 +22,6 @@ MOST_TEXT = 300  # characters of an error
 
 def perform(order: Order, device: torch.device, folder: Path, log: EventLog) -> None:
     """Call the reader's function for each point of the grid, and write its rows as they come."""
-    send_by_value()
     function = fetch(order["source"], folder)[order["measure"]]
     resources.collect_garbage()
     points = order["points"]
@@ -70,9 +68,9 @@ def said(error: BaseException, function: Callable) -> str:
 
 def plain(values: dict[str, object]) -> dict[str, object]:
     """Return values as JSON has them: a tensor of one number is that number, NaN is None."""
-    numbers = {}
-    for name, value in values.items():
-        if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) and value.ndim == 0:
-            value = value.item()
-        numbers[name] = value
-    return json.loads(json.dumps(numbers, default=str), parse_constant=lambda _: None)
+    return json.loads(json.dumps(values, default=as_json), parse_constant=lambda _: None)
+
+
+def as_json(value: Any) -> object:
+    """Return one number of a tensor or an array as such, and what JSON does not know as a text."""
+    return value.item() if getattr(value, "ndim", None) == 0 else str(value)

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Callable
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +31,8 @@ SECONDS = 0.5  # of timing for each rate
 # still find a part there (Mei and Chu, IEEE TPDS 28(1), 2017)
 TIMES_CACHE = 4
 LEAST_BYTES = 2**30
-SIDES = (1024, 2048, 4096, 8192)  # of square matrices
-LONG_ENOUGH = 0.01  # seconds of a product: a larger one would reach no more
+SIDE = 8192  # of square matrices on a GPU; a CPU takes as long for smaller ones
+SIDE_ON_CPU = 1024
 
 
 def measured(bench: Bench, of: str, *, again: bool = False) -> dict[str, object]:
@@ -65,19 +64,14 @@ def memory_rate(bench: Bench) -> float:
 
 
 def product_rate(bench: Bench, name: str) -> float:
-    """Return FLOP/s of products of square matrices in a format, at the best of several sizes."""
+    """Return FLOP/s of products of large square matrices in a format."""
     if why := formats.why_not(name, bench.device):
         bench.skip(why)
     torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
-    rates = []
-    for side in SIDES:
-        squares = torch.randn(3, side, side, device=bench.device)
-        left, right, out = squares.to(formats.NUMBER_FORMATS[name])
-        flops = 2 * side**3
-        rates.append(fastest(bench, partial(torch.mm, left, right, out=out), flops))
-        if flops / rates[-1] > LONG_ENOUGH:
-            break
-    return max(rates)
+    side = SIDE_ON_CPU if bench.device.type == "cpu" else SIDE
+    squares = torch.randn(3, side, side, device=bench.device)
+    left, right, out = squares.to(formats.DTYPES.get(name, torch.float32))
+    return fastest(bench, lambda: torch.mm(left, right, out=out), 2 * side**3)
 
 
 def fastest(bench: Bench, work: Callable[[], object], amount: float) -> float:

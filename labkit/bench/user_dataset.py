@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import multiprocessing.reduction
 import os
 import pickle
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
+from collections import ChainMap
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import cloudpickle
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from labkit.bench import data
-from labkit.bench.by_value import send_by_value
-from labkit.instruments import batch_contents
 from labkit.instruments.batch_contents import Batch
 from labkit.orders import Order
 from labkit.spec import Job
@@ -25,8 +27,27 @@ NO_LOSS = torch.tensor(float("nan"))
 ONE = torch.empty(1)  # expanded, it counts samples and holds none
 
 
+class WorkersPickler(cloudpickle.Pickler):
+    """Pickles tensors and connections as multiprocessing does, and a notebook's classes by value.
+
+    For loader workers that are started anew (spawn, forkserver): a notebook is no module.
+    """
+
+    # On the class, where the C pickler looks; a live view, for torch may register more
+    dispatch_table = ChainMap(
+        ForkingPickler._extra_reducers,  # pyright: ignore[reportAttributeAccessIssue]
+        dict(cloudpickle.Pickler.dispatch_table),
+    )
+
+
+def dump_for_worker(what: object, file: IO[bytes], protocol: int | None = None) -> None:
+    """Take the place of `multiprocessing.reduction.dump`, which sends classes by name only."""
+    WorkersPickler(file, protocol).dump(what)
+
+
 def fetch(source: Order, folder: Path) -> dict[str, Any]:
     """Return what the user's kernel sent, for this process only; relative paths are theirs."""
+    multiprocessing.reduction.dump = dump_for_worker
     os.chdir(source["cwd"])
     sys.path += [place for place in source["path"] if place not in sys.path]
     payload = folder / source["payload"]
@@ -44,61 +65,27 @@ def prepare(source: Order, job: Job, folder: Path) -> tuple[OwnStep, EndlessLoad
     dataset = parts["dataset"]
     if isinstance(dataset, type) or not hasattr(dataset, "__getitem__"):
         dataset = dataset()  # what makes it
-    sampler = None
-    if not isinstance(dataset, IterableDataset):
-        sampler = data.EndlessShuffle(count_of(dataset), job.seed)
-    send_by_value()
-    collate = parts.get("collate_fn")  # None for PyTorch's own
-    how = data.loader_settings(job)
-    return OwnStep(parts.get("step"), job), EndlessLoader(
-        dataset, collate_fn=collate, sampler=sampler, **how
-    )
-
-
-def count_of(dataset: Any) -> int:
-    """Return how many items a dataset has; raise where a DataLoader can load none of it."""
     kind = type(dataset).__name__
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        need = "it needs __len__ and __getitem__, or to be an IterableDataset."
-        raise TypeError(f"{kind} is not a dataset: {need}")
+        raise TypeError(f"{kind} is not a dataset: it needs __len__ and __getitem__.")
     if not len(dataset):
         raise ValueError(f"{kind} is empty: there is no item to load.")
-    return len(dataset)
+    loader = EndlessLoader(
+        dataset,
+        collate_fn=parts.get("collate_fn"),  # None for PyTorch's own
+        sampler=data.EndlessShuffle(len(dataset), job.seed),
+        **data.loader_settings(job),
+    )
+    return OwnStep(parts.get("step"), job), loader
 
 
 class EndlessLoader(DataLoader):
-    """A loader whose batches have no end, each with how many samples it holds."""
+    """A loader whose batches come with as many numbers as they hold samples."""
 
-    def __iter__(self) -> Iterator[tuple[Batch, torch.Tensor]]:
-        return self._endless(super().__iter__())  # which starts the workers
-
-    def _endless(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, torch.Tensor]]:
-        is_stream = isinstance(self.dataset, IterableDataset)
-        first: list[str] = []  # batches of a stream: one of each worker, and one more
-        while True:
-            batch = None
-            for batch in batches:
-                if is_stream and len(first) <= self.num_workers:
-                    first.append(repr(batch))
-                    self._compare(*first)
-                # in place of the labels, which only the reader knows
-                count = batch_contents.samples_in(batch, self.batch_size) if is_stream else None
-                yield batch, ONE.expand(count or self.batch_size)  # a stream's last may be short
-            if batch is None:
-                raise RuntimeError(
-                    "a pass over the dataset gave no batch: is it a one-shot iterator? Its "
-                    "__iter__ has to begin anew each time."
-                )
-            batches = super().__iter__()
-
-    def _compare(self, one: str, *others: str) -> None:
-        """Raise where every worker streams the same samples: they would all be trained on twice."""
-        if 1 < self.num_workers == len(others) and one == others[0] != others[-1]:
-            raise RuntimeError(
-                f"each of {self.num_workers} workers streams the same samples: with an "
-                "IterableDataset use torch.utils.data.get_worker_info() to give each worker its "
-                "own share, or stay at num_workers=1."
-            )
+    def __iter__(self) -> Any:
+        batches = super().__iter__()  # which starts the workers
+        counted = ONE.expand(self.batch_size or 1)  # for the labels, which only the reader knows
+        return ((batch, counted) for batch in batches)
 
 
 class OwnStep:

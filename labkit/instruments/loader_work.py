@@ -28,7 +28,6 @@ from labkit.instruments.hangs import (
     progress_words,
 )
 from labkit.instruments.loader_clocks import ThreadClock, library_threads
-from labkit.process.thinning import Thinning
 from labkit.stamps.events import EventLog, now_ns
 
 WRITE_NS = 100_000_000  # between two writes of a process
@@ -96,7 +95,7 @@ class LoaderWork:
         self.memory_due = 0
         self.passes = -1
         self.done = 0
-        self.kept = Thinning(most_rows)  # batches
+        self.most_rows = most_rows
         self.due = 0  # to write
         self.rows: list[BatchRow] = []  # that are not written yet
         self.item_times: list[ItemTimes] = []
@@ -117,7 +116,8 @@ class LoaderWork:
         known = type(indices) in (list, tuple) and not self.streams
         self.indices: Sequence[object] = cast(list, indices) if known else ()
         self.fetched = 0  # until all items are there
-        self.is_kept = self.kept.keeps()
+        halvings = (self.done // self.most_rows).bit_length()
+        self.is_kept = self.done % 2**halvings == 0
         self.singly = self.clock if self.is_kept and not self.streams else None
         self.laps: list[tuple[int, int, int]] = []  # between the moments, and before the first
         self.cpu_ns = time.process_time_ns()

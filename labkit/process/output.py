@@ -36,13 +36,10 @@ class Output:
         self.left_out += surplus
         return data
 
-    def read_all(self) -> None:
-        """Take what comes until nothing does."""
+    def finish(self) -> None:
+        """Take what is left, and write the file without secrets; it tells how much is left out."""
         while self.read():
             pass
-
-    def finish(self) -> None:
-        """Write the file without secrets; a line tells how much was left out."""
         text = self.data.decode(errors="surrogateescape")
         if self.left_out:  # whole lines only: a part of a secret is not known for one
             _, _, whole = text.partition("\n")

@@ -42,7 +42,7 @@ class Supervisor:
         self.going = self.plan["idle_s"] is None  # else a standby: it waits for its run
         self.cause: str | None = None  # of a stop: "asked", "disk full", or one of the above
         self.kill_at = float("inf")
-        self.outputs: list[Output] = []
+        self.output: Output | None = None  # what the bench prints
         self.pipes: dict[int, Callable[[], bytes | None]] = {}  # {file: what reads what is there}
         self.waiting: list = []  # the stdin of each process that waits for the run
         self.family: set[int] = set()
@@ -106,11 +106,9 @@ class Supervisor:
             self.bench = self._popen(bench, subprocess.PIPE, os.environ | mark, stdin)
         except OSError as error:
             return f"could not start Python: {error}"
-        for name in ("stdout", "stderr"):
-            path = f"{self.folder}/bench.{name}"
-            output = Output(getattr(self.bench, name).fileno(), path)
-            self.outputs.append(output)
-            self._follow(output.fd, output.read)
+        assert self.bench.stdout is not None
+        self.output = Output(self.bench.stdout.fileno(), f"{self.folder}/bench.stderr")
+        self._follow(self.output.fd, self.output.read)
         with contextlib.suppress(OSError):  # numbers without telemetry are still numbers
             telemetry = [*self.plan["telemetry"], me]
             self._popen(telemetry, subprocess.DEVNULL, os.environ | mark, stdin)
@@ -123,7 +121,7 @@ class Supervisor:
             argv,
             stdin=stdin,
             stdout=out,
-            stderr=out,
+            stderr=subprocess.STDOUT,
             env=env,
             cwd=self.folder,
             start_new_session=True,
@@ -134,19 +132,6 @@ class Supervisor:
         if child.stdin is not None:
             self.waiting.append(child.stdin)
         return child
-
-    def _hear(self, data: bytes) -> None:
-        """Do what the kernel says; b"" where it is gone."""
-        if b"go" in data:
-            self.going = True
-            for pipe in self.waiting:  # they wait for their run's spec: it is there
-                with contextlib.suppress(OSError):
-                    pipe.write(b"go\n")
-                    pipe.close()
-        if not data:
-            self.stop(GONE)
-        elif b"stop" in data:
-            self.stop("asked")
 
     def _wait_for_run(self) -> bool:
         """Stand by until the kernel hands over a run; return False where none will come."""
@@ -169,10 +154,19 @@ class Supervisor:
         self.pipes[fd] = read
 
     def _listen(self) -> bytes | None:
-        """Hear what the kernel says."""
+        """Do what the kernel says; b"" where it is gone."""
         data = read_now(sys.stdin.fileno())
-        if data is not None:
-            self._hear(data)
+        said = data or b""
+        if b"go" in said:
+            self.going = True
+            for pipe in self.waiting:  # they wait for their run's spec: it is there
+                with contextlib.suppress(OSError):
+                    pipe.write(b"go\n")
+                    pipe.close()
+        if data == b"":
+            self.stop(GONE)
+        elif b"stop" in said:
+            self.stop("asked")
         return data
 
     def _react(self, longest_s: float) -> None:
@@ -210,9 +204,8 @@ class Supervisor:
             self._collect(family.reap())
             time.sleep(0.003)
         leftovers.remove_segments(self.family | leftovers.logged_pids(self.folder, "workers"))
-        for output in self.outputs:
-            output.read_all()
-            output.finish()
+        if self.output:
+            self.output.finish()
 
 
 def main(folder: str) -> None:
