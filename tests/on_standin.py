@@ -170,7 +170,7 @@ def test_a_default_step_takes_about_ten_milliseconds_and_is_no_matter_of_launche
 
 
 def resolved(**knobs):
-    return resolve_config(Pipeline(**knobs).to_dict(), machine.describe(DEVICE), size_model=False)
+    return resolve_config(Pipeline(**knobs).to_dict(), machine.describe(DEVICE))
 
 
 def test_the_default_on_a_card_has_no_simulated_delay_and_workers_feed_it(cards):

@@ -118,7 +118,7 @@ def test_a_fault_ends_the_run_as_it_must_and_leaves_nothing(fault):
     if fault.name == "Stop":
         assert run.event("end")["code"] == 130  # the bench left by itself
     if fault.plant == "floods_stdout":
-        assert (run.path / "bench.stdout").stat().st_size < 1e6  # its end
+        assert (run.path / "bench.stderr").stat().st_size < 1e6  # its end
 
 
 @pytest.mark.parametrize("killed", ["guard", "supervisor", "both"])

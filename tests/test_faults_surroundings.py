@@ -93,7 +93,13 @@ def test_without_its_interpreter_a_run_says_so(monkeypatch):
         with pytest.raises(OSError, match="No run could be started.*Remedy: this kernel's Python"):
             launch(QUICK)
     assert set(folders.home().glob("runs/*")) <= before  # not even an empty folder
-    monkeypatch.setattr(launcher, "bench_command", lambda *_: ["/gone/bin/python"])
+    start = launcher.Handle.start
+
+    def gone(handle):
+        handle.plan["bench"] = ["/gone/bin/python"]
+        start(handle)
+
+    monkeypatch.setattr(launcher.Handle, "start", gone)
     run = launch(QUICK).wait()
     assert run.outcome == "failed"
     assert re.search("could not start Python: .*Remedy: this kernel's Python", run.error)

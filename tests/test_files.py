@@ -64,7 +64,7 @@ def test_the_users_dataset_has_the_users_keys_and_the_record_of_its_failure_none
     monkeypatch.setenv("HF_TOKEN", KEY)
     run = launch(tiny.but(num_workers=2), fault=planted("tells_a_key")).wait()
     assert "no access with ***" in run.error, run.error
-    assert "printed: ***" in (run.path / "bench.stdout").read_text()
+    assert "printed: ***" in (run.path / "bench.stderr").read_text()
     for path in run.path.rglob("*"):
         assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
 

@@ -1,46 +1,41 @@
 """MFU and MBU: the FLOPs and bytes of a step, counted, and the peak that they are held against."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import labkit as lk
+from labkit.bench import flops
+from labkit.bench.models import MODELS
+
+SIZE = {"batch_size": 5, "width": 32, "depth": 3, "image_px": 32, "device": "cpu"}
 
 
-def by_hand(job):
-    """Return the FLOPs of a step, 2 a multiply-add: forward, and twice that backward.
+@pytest.mark.parametrize("model", ["cnn", "mlp", "transformer"])
+def test_the_flops_of_the_courses_models_are_those_that_torch_counts(model):
+    job = SimpleNamespace(**lk.Pipeline(model=model).to_dict() | SIZE)
+    kept = {}
 
-    The first layer's input needs no gradient.
-    """
-    width = job.width
-    depth = job.depth
-    px = job.image_px
-    classes = 10
-    if job.model == "mlp":
-        first = 3 * px**2 * width
-        rest = (depth - 1) * width**2 + width * classes
-    elif job.model == "cnn":
-        out = (px // 2) ** 2  # pixels behind the stem
-        first = 27 * width * out
-        rest = depth * 9 * width**2 * out + width * classes
-    else:
-        tokens = (px // 8) ** 2
-        first = tokens * 3 * 8**2 * width
-        layer = 12 * width**2 * tokens + 2 * tokens**2 * width  # weights; scores and their sums
-        rest = depth * layer + width * classes
-    return 2 * job.batch_size * (2 * first + 3 * rest)
+    def keep(tensor):
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "model",
-    ["cnn", *(pytest.param(each, marks=pytest.mark.nightly) for each in ("mlp", "transformer"))],
-)
-def test_the_flops_of_the_courses_models_are_those_of_the_formula(model, tiny):
-    knobs = {"dataset": "array", "batch_size": 5, "width": 32, "depth": 3, "image_px": 32}
-    run = lk.run(tiny.but(model=model, steps=5, xray=False, device="cpu", **knobs))
-    work = run.event("work")
-    assert work["flops"] == pytest.approx(by_hand(run.pipeline), rel=0.01)
+    counter = FlopCounterMode(display=False)
+    with torch.device("meta"):
+        trained = MODELS[model](job.width, job.depth, 10, job.image_px)
+        images, labels = torch.empty(5, 3, 32, 32), torch.zeros(5, dtype=torch.int64)
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with counter, hooks:
+            torch.nn.functional.cross_entropy(trained(images), labels).backward()
+    weights = {each.untyped_storage()._cdata: each.nbytes for each in trained.parameters()}
+    work = flops.work_of(job, torch.device("cpu"))
+    assert work["flops"] == pytest.approx(counter.get_total_flops(), rel=0.01)
+    activations = sum(size for storage, size in kept.items() if storage not in weights)
+    total = activations + 4 * sum(weights.values())  # gradients and moments are as large
+    assert 0.7 * total < work["held_bytes"] < 1.05 * total  # the meta device keeps scores
     assert work["samples"] == 5
 
 

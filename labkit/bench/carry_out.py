@@ -1,4 +1,4 @@
-"""Do what an order asks for: take the device, then measure an experiment or train a pipeline."""
+"""Do what an order asks for: take the device, then measure a function or train a pipeline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from labkit.bench import data, handoff, user_dataset, xray
 from labkit.bench.flops import write_work
-from labkit.bench.loop import Trainer, train
+from labkit.bench.loop import Trainer, Trains, train
 from labkit.bench.quick_runs import shorten
 from labkit.bench.resolve_config import resolve_config
 from labkit.instruments import loader_workers, machine, resources
@@ -33,7 +33,7 @@ LEAST_WARMUP = 3  # steps left out of the statistics, where no more batches are 
 
 
 def do(order: Order, folder: Path, log: EventLog) -> None:
-    """Take the device, do what `order` says on it, and write what it took."""
+    """Take the device, do what `order` says on it, and write what memory that took."""
     if "source" not in order or "measure" in order:  # a reader's own step keeps its threads
         resources.use_fixed_threads()
     device = machine.find_device(order["pipeline"]["device"])
@@ -44,9 +44,7 @@ def do(order: Order, folder: Path, log: EventLog) -> None:
     if "measure" in order:
         from labkit.bench.measure import perform  # a tenth of a second
 
-        perform(order, device, folder, log)
-        log.write("memory", peak_bytes=resources.peak_bytes(device))
-        return
+        return perform(order, device, folder, log)
     resources.keep_freed_memory()
     if "source" in order:
         run_own(order, here, folder, log)
@@ -56,41 +54,25 @@ def do(order: Order, folder: Path, log: EventLog) -> None:
 
 def run_own(order: Order, here: Settings, folder: Path, log: EventLog) -> None:
     """Feed the reader's dataset to their step."""
-    job, not_applied = resolve_config(order["pipeline"], here, size_model=False)
+    job, not_applied = resolve_config(order["pipeline"], here)
     knobs = {name: getattr(job, name) for name in LOADER_KNOBS}  # the others act on nothing
     log.write("job", pipeline=knobs, not_applied=not_applied)
     log.stage("loading your dataset")
-    trainer, batches = user_dataset.prepare(order["source"], job, folder)
-    timeline = make_timeline(log, folder, trainer.device)
-    with lines_of(batches.loader, folder):
-        steps = train(trainer, begun(batches, job, log), timeline, job)
-    log.write("memory", peak_bytes=resources.peak_bytes(trainer.device))
-    handoff.look(batches.tensors, steps, log, None)
+    trainer, loader = user_dataset.prepare(order["source"], job, folder)
+    trained(trainer, loader, job, folder, log)
 
 
 def run_pipeline(
     order: Order, device: torch.device, here: Settings, folder: Path, log: EventLog
 ) -> None:
-    """Set up the pipeline that `order` describes, and train."""
+    """Set up the pipeline that `order` describes, train, and look at its steps once more."""
     job = settled(order["pipeline"], here, log)
-    if "module" in order:
-        made = importlib.import_module(order["module"])
-        trainer, loader = made.prepare(order, job, device, folder, log)
-    else:
-        dataset = data.make_dataset(job, Path(order["cache"]) / "data", log)
-        log.stage("building the model")
-        trainer = Trainer(job, device)
-        compile_model(trainer, log)
-        items = planted(order["fault"], dataset, trainer)  # it may put another loader in place
-        loader = data.make_loader(items, job)
-    timeline = make_timeline(log, folder, device)
-    with lines_of(loader, folder):
-        iterator = begun(loader, job, log)
-        xray.keep_time(job)
-        steps = train(trainer, iterator, timeline, job)
-    log.write("memory", peak_bytes=resources.peak_bytes(device))
+    set_up = importlib.import_module(order["module"]).prepare if "module" in order else prepare
+    trainer, loader = set_up(order, job, device, log)
+    xray.keep_time(job)
+    steps, iterator = trained(trainer, loader, job, folder, log)
     xray.look(trainer, iterator, job, steps, folder, log)
-    handoff.look(data.noise_batch(job), steps, log, trainer)
+    handoff.look(trainer, steps, log)
     write_work(job, device, log)
 
 
@@ -103,22 +85,35 @@ def settled(asked: Settings, here: Settings, log: EventLog, **not_applied: str) 
     return job
 
 
-def planted(fault: str | None, dataset: Any, trainer: object) -> Any:
-    """Plant a fault of a test or of the fault set; return what the dataset becomes.
+def prepare(
+    order: Order, job: Job, device: torch.device, log: EventLog, kind: type[Trainer] = Trainer
+) -> tuple[Trainer, DataLoader]:
+    """Return what trains, of a `kind`, and its loader; with the fault of a test, if any, planted.
 
-    It is "module:function:argument", called with the argument, the dataset and the trainer.
+    That is "module:function:argument", called with the argument, the dataset and the trainer.
     """
-    if not fault:
-        return dataset
-    module, function, argument = fault.split(":", 2)
-    return pkgutil.resolve_name(f"{module}:{function}")(argument, dataset, trainer)
-
-
-def compile_model(trainer: Trainer, log: EventLog) -> None:
-    """Compile a model where its job says so."""
-    if trainer.job.compile:
+    dataset = data.make_dataset(job, Path(order["cache"]) / "data", log)
+    log.stage("building the model")
+    trainer = kind(job, device)
+    if job.compile:
         log.stage("compiling the model")
         log.write("compiled", seconds=trainer.compile_now())
+    if order["fault"]:
+        function, _, argument = order["fault"].rpartition(":")
+        dataset = pkgutil.resolve_name(function)(argument, dataset, trainer)
+    return trainer, data.make_loader(dataset, job)
+
+
+def trained(
+    trainer: Trains, loader: DataLoader, job: Job, folder: Path, log: EventLog
+) -> tuple[int, Iterator[Any]]:
+    """Train, and write what memory that took; return the steps done and the batches to come."""
+    timeline = make_timeline(log, folder, trainer.device)
+    with lines_of(loader, folder):
+        iterator = begun(loader, job, log)
+        steps = train(trainer, iterator, timeline, job)
+    log.write("memory", peak_bytes=resources.peak_bytes(trainer.device))
+    return steps, iterator
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import tempfile
@@ -29,7 +30,6 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 """Images (B, 3, px, px) uint8 and labels (B,) int64."""
 
 Collate = Callable[..., object]
-TOLD_EVERY = 16  # images: 0.02 to 0.8 s
 RECIPE = 2  # part of the folder's name: a new recipe never meets old files
 
 
@@ -199,26 +199,21 @@ def draw_image(index: int, px: int) -> np.ndarray:
 def image_folder(cache: Path, px: int, log: EventLog) -> Path:
     """Return a folder of JPEG files, and in images.npy the same decoded and resized to `px`.
 
-    It is made if it is missing, and appears only when complete, whoever else is making it; the log
-    says how far that is.
+    It is made if it is missing, and appears only when complete, whoever else is making it.
     """
     folder = cache / f"images-v{RECIPE}-{IMAGE_COUNT}x{px}px"
     if is_ours(folder):
         return folder
+    log.stage(f"making {IMAGE_COUNT} images")
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix=".", ignore_cleanup_errors=True) as part:
         images = []
         for index in range(IMAGE_COUNT):
-            if index % TOLD_EVERY == 0:
-                log.stage("making images", index, IMAGE_COUNT)
             file = Path(part, f"{index:05d}.jpg")
             Image.fromarray(draw_image(index, 2 * px)).save(file, quality=90)
             with Image.open(file) as image:
                 images.append(np.asarray(image.resize((px, px))).transpose(2, 0, 1))
         np.save(Path(part, "images.npy"), np.stack(images))  # (images, 3, px, px) uint8
-        try:
+        with contextlib.suppress(OSError):  # another run has finished first
             os.replace(part, folder)
-        except OSError:
-            if not is_ours(folder):  # not a race with another run that finished first
-                raise
     return folder

@@ -1,7 +1,7 @@
-"""What a training step has to compute and to move, counted on the meta device: nothing is run.
+"""What a training step has to compute and to move, from the sizes of its model.
 
-FLOPs are the model's own by `torch.utils.flop_counter`'s formulas (2 a multiply-add), forward and
-backward (Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", JMLR 24, 2023, app. B).
+FLOPs are the model's own, 2 a multiply-add, forward and backward (Chowdhery et al., "PaLM: Scaling
+Language Modeling with Pathways", JMLR 24, 2023, app. B).
 
 Of the bytes: weights W are read by forward and by backward, gradients, as large, are written,
 activations A that autograd keeps are written and read; an update reads W, gradients and the two
@@ -10,87 +10,72 @@ moments of AdamW, and writes W and the moments: 3 W + 2 A + 7 W / accumulation_s
 
 from __future__ import annotations
 
-import hashlib
-import json
+from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from labkit.bench import formats, peaks
 from labkit.bench.data import IMAGE_CLASSES
 from labkit.bench.formats import DTYPES
-from labkit.bench.models import MODELS
+from labkit.bench.models import PATCH
 from labkit.instruments import machine
 from labkit.instruments.record_head import write_or_why
-from labkit.process import folders
 from labkit.spec import Job
 from labkit.stamps.events import EventLog
-from labkit.stamps.folder_rights import text_of
 
-COUNTED = 2  # samples: of a batch FLOPs and activations are as many times as large
+FP32_BYTES = 4
 ADAM = 2  # numbers of state for each weight: the two moments
+KEPT_IN_LAYER = 14  # numbers for each of a token's: counted; fused attention keeps no scores
+
+
+class Size(NamedTuple):
+    """How large a model is; for one image."""
+
+    first: int  # weights of the first layer
+    others: int  # and of the others
+    places: int  # that these are applied to: pixels, tokens
+    products: int  # multiply-adds without weights
+    kept: int  # numbers that autograd keeps until the backward pass
+
+
+def size_of(job: Job) -> Size:
+    """Return the size of the job's model; the head's weights, biases and norms are left out."""
+    width, depth, px = job.width, job.depth, job.image_px
+    pixels = 3 * px**2
+    if job.model == "mlp":
+        return Size(pixels * width, (depth - 1) * width**2, 1, 0, pixels + depth * width)
+    if job.model == "cnn":
+        places = ((px + 1) // 2) ** 2  # behind the stem
+        kept = pixels + (2 * depth + 1) * places * width
+        return Size(27 * width, 9 * depth * width**2, places, 0, kept)
+    places = (px // PATCH) ** 2
+    scores = 2 * depth * places**2 * width
+    kept = pixels + KEPT_IN_LAYER * depth * places * width
+    return Size(3 * PATCH**2 * width, 12 * depth * width**2, places, scores, kept)
 
 
 def write_work(job: Job, device: torch.device, log: EventLog) -> None:
-    """Write the `work` event: what a step takes. Never ends the run.
-
-    Counting imports sympy and the compiler, two seconds: so it is the last thing that a first run
-    does, and kept for later ones of the same model.
-    """
-    write_or_why(log, "work", lambda: _work_of(job, device))
+    """Write the `work` event: what a step takes. Never ends the run."""
+    write_or_why(log, "work", lambda: work_of(job, device))
 
 
-def _work_of(job: Job, device: torch.device) -> dict[str, object]:
+def work_of(job: Job, device: torch.device) -> dict[str, object]:
     """Return the `work` event: a step's FLOPs, the bytes it moves and holds; the device's peaks."""
-    counted = _counted(job)
-    batches = job.batch_size / COUNTED
-    weights = counted["weights"]
-    # autocast, which the meta device does not do, halves what is kept
-    activations = counted["activations"] * batches / (2 if job.precision in DTYPES else 1)
+    size = size_of(job)
+    head = job.width * IMAGE_CLASSES
+    # backward takes twice what forward does, but for images, which need no gradient
+    products = 2 * size.first * size.places
+    products += 3 * (size.others * size.places + size.products + head)
+    weights = FP32_BYTES * (size.first + size.others + head)
+    # autocast halves what is kept
+    kept = job.batch_size * size.kept * (2 if job.precision in DTYPES else FP32_BYTES)
     update = (3 + 2 * ADAM) * weights / job.accumulation_steps
     return {
-        "flops": round(counted["flops"] * batches),
-        "bytes": round(3 * weights + 2 * activations + update),
-        "held_bytes": round((2 + ADAM) * weights + activations),
+        "flops": 2 * products * job.batch_size,
+        "bytes": round(3 * weights + 2 * kept + update),
+        "held_bytes": (2 + ADAM) * weights + kept,
         "samples": job.batch_size,
         "precision": formats.computes_in(job.precision, job.model, device),
         "cache_bytes": machine.cache_bytes(device),
         "roof": peaks.kept(device),
-    }
-
-
-def _counted(job: Job) -> dict[str, int]:
-    """Return what `count` does, by an earlier run where there was one."""
-    model = (job.model, job.width, job.depth, job.image_px, torch.__version__)
-    place = folders.part("work") / f"{hashlib.sha1(repr(model).encode()).hexdigest()}.json"
-    if not text_of(place):
-        peaks.keep(place, json.dumps(count(job)))
-    return json.loads(text_of(place))
-
-
-def count(job: Job) -> dict[str, int]:
-    """Count what forward and backward of the job's model take for `COUNTED` samples."""
-    from torch.utils.flop_counter import FlopCounterMode  # a tenth of a second, for Triton
-
-    kept: dict[int, int] = {}  # {storage: bytes}; alive until the backward pass
-
-    def keep_storage(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage._cdata] = storage.nbytes()
-        return tensor
-
-    counter = FlopCounterMode(display=False)
-    with torch.device("meta"):
-        model = MODELS[job.model](job.width, job.depth, IMAGE_CLASSES, job.image_px)
-        images = torch.empty(COUNTED, 3, job.image_px, job.image_px)
-        labels = torch.zeros(COUNTED, dtype=torch.int64)
-        with counter, torch.autograd.graph.saved_tensors_hooks(keep_storage, lambda tensor: tensor):
-            nn.functional.cross_entropy(model(images), labels).backward()
-    weights = list(model.parameters())
-    for tensor in (*weights, *model.buffers()):
-        kept.pop(tensor.untyped_storage()._cdata, None)
-    return {
-        "flops": counter.get_total_flops(),
-        "activations": sum(kept.values()),
-        "weights": sum(each.nbytes for each in weights),
     }

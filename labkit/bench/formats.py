@@ -8,14 +8,7 @@ import torch
 
 from labkit.bench.resolve_config import lacks_format
 
-NUMBER_FORMATS = {  # the dtype of the tensors
-    "fp32": torch.float32,
-    "ieee": torch.float32,
-    "tf32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-}
-DTYPES = {name: NUMBER_FORMATS[name] for name in ("fp16", "bf16")}  # those that take autocast
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}  # of tensors; those that take autocast
 
 
 def set_fp32(precision: str) -> None:

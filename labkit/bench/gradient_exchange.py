@@ -28,17 +28,15 @@ Mark = int | torch.Event  # when something was: ns on a CPU, an event of a GPU
 class DistributedTrainer(Trainer):
     """A Trainer whose gradients are averaged over all ranks; buffers stay each rank's own."""
 
-    def __init__(self, job: Job, device: torch.device, no_sync: bool):
+    no_sync = False  # whether gradients are exchanged right before an update only
+
+    def __init__(self, job: Job, device: torch.device):
         super().__init__(job, device)
-        self.no_sync = no_sync
         self.stamp: Callable[[], Mark] = now_ns
         self.marks: list[Mark] = []  # of this step: the last gradient is there; all are averaged
         self.exchanges: deque[list[Mark]] = deque()  # of each step that is not written yet
         self.parallel = DistributedDataParallel(
-            self.model,
-            device_ids=[device.index] if device.type == "cuda" else None,
-            broadcast_buffers=False,
-            gradient_as_bucket_view=True,
+            self.model, broadcast_buffers=False, gradient_as_bucket_view=True
         )
         self.parallel.register_comm_hook(self, exchange)
         self.model = self.parallel

@@ -3,55 +3,42 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-
-class CNN(nn.Module):
-    """A stem that halves the image, `depth` 3x3 convolution blocks, and a linear head."""
-
-    def __init__(self, width: int, depth: int, classes: int, _image_px: int):
-        super().__init__()
-        self.stem = nn.Conv2d(3, width, 3, stride=2, padding=1)
-        convs = [nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(depth)]
-        self.blocks = nn.Sequential(
-            *[nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU(inplace=True)) for conv in convs]
-        )
-        self.head = nn.Linear(width, classes)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Map images (B, 3, px, px) to logits (B, classes)."""
-        features = torch.relu(self.stem(images))  # (B, width, px/2, px/2)
-        return self.head(self.blocks(features).mean(dim=(2, 3)))
+PATCH = 8  # px, edge of a token of the transformer
 
 
-class MLP(nn.Module):
-    """The image as one long vector through `depth` hidden layers of `width`."""
+def cnn(width: int, depth: int, classes: int, _image_px: int) -> nn.Sequential:
+    """Return a stem that halves the image, `depth` 3x3 convolution blocks, and a linear head."""
+    layers = [nn.Conv2d(3, width, 3, stride=2, padding=1), nn.ReLU(inplace=True)]
+    for _ in range(depth):
+        layers.append(nn.Conv2d(width, width, 3, padding=1, bias=False))
+        layers += [nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+    head = nn.Linear(width, classes)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
 
-    def __init__(self, width: int, depth: int, classes: int, image_px: int):
-        super().__init__()
-        sizes = [3 * image_px**2] + [width] * depth
-        layers: list[nn.Module] = [nn.Flatten()]
-        for fan_in, fan_out in zip(sizes, sizes[1:], strict=False):
-            layers += [nn.Linear(fan_in, fan_out), nn.ReLU(inplace=True)]
-        self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Map images (B, 3, px, px) to logits (B, classes)."""
-        return self.layers(images)
+def mlp(width: int, depth: int, classes: int, image_px: int) -> nn.Sequential:
+    """Return `depth` hidden layers of `width` on the image as one long vector."""
+    sizes = [3 * image_px**2] + [width] * depth
+    layers: list[nn.Module] = [nn.Flatten()]
+    for fan_in, fan_out in itertools.pairwise(sizes):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
 
 
 class Transformer(nn.Module):
-    """A small vision transformer: 8x8 patches as tokens, `depth` encoder layers of `width`."""
+    """A small vision transformer: patches as tokens, `depth` encoder layers of `width`."""
 
     def __init__(self, width: int, depth: int, classes: int, image_px: int):
         super().__init__()
-        patch = 8
         heads = next(count for count in (8, 4, 2, 1) if width % count == 0)
-        self.patches = nn.Conv2d(3, width, patch, stride=patch)
-        self.place = nn.Parameter(torch.zeros(1, (image_px // patch) ** 2, width))
+        self.patches = nn.Conv2d(3, width, PATCH, stride=PATCH)
+        self.place = nn.Parameter(torch.zeros(1, (image_px // PATCH) ** 2, width))
         layer = nn.TransformerEncoderLayer(
             width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True
         )
@@ -64,7 +51,10 @@ class Transformer(nn.Module):
         return self.head(self.encoder(tokens + self.place).mean(dim=1))
 
 
-MODELS = {"cnn": CNN, "mlp": MLP, "transformer": Transformer}  # (width, depth, classes, image_px)
+# {name: what makes it of (width, depth, classes, image_px), for images (B, 3, px, px)}
+MODELS: dict[str, Callable[[int, int, int, int], nn.Module]] = {
+    "cnn": cnn, "mlp": mlp, "transformer": Transformer
+}  # fmt: skip
 
 
 def set_layout(model: nn.Module, layout: torch.memory_format) -> None:

@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Callable
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +31,8 @@ SECONDS = 0.5  # of timing for each rate
 # still find a part there (Mei and Chu, IEEE TPDS 28(1), 2017)
 TIMES_CACHE = 4
 LEAST_BYTES = 2**30
-SIDES = (1024, 2048, 4096, 8192)  # of square matrices
-LONG_ENOUGH = 0.01  # seconds of a product: a larger one would reach no more
+SIDE = 8192  # of square matrices on a GPU; a CPU takes as long for smaller ones
+SIDE_ON_CPU = 1024
 
 
 def measured(bench: Bench, of: str, *, again: bool = False) -> dict[str, object]:
@@ -46,7 +45,11 @@ def measured(bench: Bench, of: str, *, again: bool = False) -> dict[str, object]
     if again or known.get(of, {}).get("day") != today:
         rate = memory_rate(bench) if of == "bandwidth" else product_rate(bench, of)
         known[of] = {"per_s": rate, "day": today}
-        keep(_file_of(bench.device), json.dumps(known))
+        path = _file_of(bench.device)
+        part = path.with_suffix(f".{os.getpid()}")  # another run may be writing the same
+        with open(part, "w", opener=private) as file:
+            json.dump(known, file)
+        part.replace(path)
     return known[of]
 
 
@@ -61,19 +64,14 @@ def memory_rate(bench: Bench) -> float:
 
 
 def product_rate(bench: Bench, name: str) -> float:
-    """Return FLOP/s of products of square matrices in a format, at the best of several sizes."""
+    """Return FLOP/s of products of large square matrices in a format."""
     if why := formats.why_not(name, bench.device):
         bench.skip(why)
     torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
-    rates = []
-    for side in SIDES:
-        squares = torch.randn(3, side, side, device=bench.device)
-        left, right, out = squares.to(formats.NUMBER_FORMATS[name])
-        flops = 2 * side**3
-        rates.append(fastest(bench, partial(torch.mm, left, right, out=out), flops))
-        if flops / rates[-1] > LONG_ENOUGH:
-            break
-    return max(rates)
+    side = SIDE_ON_CPU if bench.device.type == "cpu" else SIDE
+    squares = torch.randn(3, side, side, device=bench.device)
+    left, right, out = squares.to(formats.DTYPES.get(name, torch.float32))
+    return fastest(bench, lambda: torch.mm(left, right, out=out), 2 * side**3)
 
 
 def fastest(bench: Bench, work: Callable[[], object], amount: float) -> float:
@@ -92,7 +90,7 @@ def kept(device: torch.device) -> dict[str, float] | None:
 
 def _peaks(device: torch.device) -> dict[str, dict[str, Any]]:
     """Return {format or "bandwidth": what `measured` returned}; {} without any."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(ValueError):  # there is none
         return json.loads(text_of(_file_of(device)))
     return {}
 
@@ -103,11 +101,3 @@ def _file_of(device: torch.device) -> Path:
     else:
         name = f"{host.cpu_name()} {device.type} {torch.get_num_threads()} threads"
     return folders.part("peaks") / f"{name} torch {torch.__version__}.json".replace("/", " ")
-
-
-def keep(path: Path, text: str) -> None:
-    """Write `text` at once: another run on another card may be writing the same."""
-    part = path.with_suffix(f".{os.getpid()}")
-    with open(part, "w", opener=private) as file:
-        file.write(text)
-    part.replace(path)

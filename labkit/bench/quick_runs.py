@@ -7,8 +7,7 @@ import os
 from labkit.spec import Job
 
 QUICK_SHARE = 0.25  # of its time limit that a quick run takes; without one, of its steps
-QUICK_S = 0.5  # but no less than this
-QUICK_STEPS = 40
+LEAST = {"seconds": 0.5, "steps": 40}
 
 
 def quick_run() -> bool:
@@ -21,12 +20,9 @@ def shorten(job: Job, not_applied: dict[str, str]) -> None:
 
     A run keeps at least half a second, or 40 steps.
     """
-    if not quick_run():
-        return
-    if job.seconds is None:
-        if job.steps > QUICK_STEPS:
-            job.steps = max(QUICK_STEPS, round(job.steps * QUICK_SHARE))
-            not_applied["steps"] = f"LABKIT_QUICK=1: {job.steps} steps"
-    elif job.seconds > QUICK_S:
-        job.seconds = max(QUICK_S, job.seconds * QUICK_SHARE)
-        not_applied["seconds"] = f"LABKIT_QUICK=1: {job.seconds:g} s"
+    limit = "steps" if job.seconds is None else "seconds"
+    asked = getattr(job, limit)
+    if quick_run() and asked > LEAST[limit]:
+        left = max(LEAST[limit], type(asked)(asked * QUICK_SHARE))
+        setattr(job, limit, left)
+        not_applied[limit] = f"LABKIT_QUICK=1: {left:g} {limit}"

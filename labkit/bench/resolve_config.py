@@ -16,7 +16,6 @@ from labkit.spec import GRAPH_MODES, PX, Job, automatic
 
 # {model: (width, depth)}
 ON_CPU = {"cnn": (16, 2), "mlp": (128, 3), "transformer": (64, 2)}
-TEXTBOOK = 2  # a CPU's 50 ms delay goes with 10 ms of compute, and takes no core from the model
 ON_GPU = {  # by the least memory of a card, GiB
     60: {"cnn": (320, 12), "mlp": (8192, 8), "transformer": (1024, 9)},
     20: {"cnn": (320, 4), "mlp": (8192, 3), "transformer": (1024, 3)},
@@ -25,13 +24,10 @@ ON_GPU = {  # by the least memory of a card, GiB
 }
 
 
-def resolve_config(
-    asked: Settings, here: Mapping[str, object], size_model: bool = True
-) -> tuple[Job, dict[str, str]]:
+def resolve_config(asked: Settings, here: Mapping[str, object]) -> tuple[Job, dict[str, str]]:
     """Return the job (every knob's final value) and {knob: why it was not applied}.
 
     `here` is the `machine` event, of which a device that is elsewhere has only the `device`.
-    `size_model` is False where the step is the reader's.
     """
     job = Job(**asked)
     job.device = str(here["device"])
@@ -39,9 +35,7 @@ def resolve_config(
     for name, value in automatic(asked, kind != "cpu", quotas.cpu_cores().count).items():
         if getattr(job, name) is None:
             setattr(job, name, value)
-    if size_model:
-        _size(job, kind, here.get("memory_gib"))
-
+    _size(job, kind, here.get("memory_gib"))
     dropped: dict[str, str] = {}
     for name, value, reason in _inapplicable(job, kind, here):
         if getattr(job, name) != value:
@@ -57,8 +51,6 @@ def _size(job: Job, kind: str, memory_gib: object) -> None:
     """Set `job.width` and `job.depth` where they are None, unless the device is elsewhere."""
     if kind == "cpu":
         width, depth = ON_CPU[job.model]
-        if job.dataset == "sleep":
-            depth *= TEXTBOOK
     elif isinstance(memory_gib, float):
         # of Apple's, whose memory is the CPU's, the least
         gib = memory_gib if kind == "cuda" else 0
@@ -76,10 +68,8 @@ def _inapplicable(
 ) -> Iterator[tuple[str, object, str]]:
     """Yield (knob, what runs instead, why) for what this device or job cannot honour."""
     if kind != "cuda":
-        bus = "there is no CUDA device to copy to"
-        yield "pin_memory", False, f"{bus}: page-locked memory would gain nothing"
-        yield "non_blocking", False, f"{bus}: nothing to overlap"
-        yield "prefetch_to_device", False, f"{bus}: nothing to overlap"
+        for name in ("pin_memory", "non_blocking", "prefetch_to_device"):
+            yield name, False, "there is no CUDA device to copy to: it would gain nothing"
     elif job.non_blocking and not job.pin_memory:
         yield "non_blocking", False, "copies from pageable memory block: set pin_memory=True too"
     if job.model != "cnn":

@@ -21,12 +21,10 @@ from labkit.bench.quick_runs import quick_run
 from labkit.instruments import machine
 
 MIN_SECONDS = 0.1  # of timing for a row
-QUICK_PART = 10  # with LABKIT_QUICK=1 a row takes one part in 10, whatever its noise
 MOST_MORE_SECONDS = 2.0  # of timing, where times do not settle
 BLOCK_SECONDS = 2e-3  # a block of calls takes as long
 WARM_SECONDS = 0.05  # of work before CUDA is timed: until then its clocks may be low
 ROUNDS = 7  # of several ways that are timed in turn
-QUICK_ROUNDS = 3
 MOST_KEPT = 200  # times kept of one row
 
 Work = Callable[[], object]
@@ -60,7 +58,6 @@ class Bench:
             bytes: Bytes that one call moves, for the column `gib_s`.
             seconds: How long to measure; up to 2 s longer where times vary by more than 10 %.
         """
-        seconds = seconds / QUICK_PART if quick_run() else seconds
         return self._in_turn({"": work}, seconds, rounds=1, flops=flops, bytes=bytes)[""]
 
     def compare(
@@ -72,8 +69,7 @@ class Bench:
         after the other. The column `way` holds the name of each. Where times vary by more than
         10 %, further rounds follow for up to 2 s. `flops` and `bytes` are those of each.
         """
-        rounds = QUICK_ROUNDS if quick_run() else ROUNDS
-        return self._in_turn(ways, 0.0, rounds, flops=flops, bytes=bytes)
+        return self._in_turn(ways, 0.0, ROUNDS, flops=flops, bytes=bytes)
 
     def skip(self, why: str) -> None:
         """End this row, which cannot be measured here: `bench.skip("needs CUDA")`."""

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import multiprocessing.reduction
 import os
 import pickle
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
+from collections import ChainMap
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import cloudpickle
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from labkit.bench import data
-from labkit.bench.by_value import send_by_value
-from labkit.instruments import batch_contents
 from labkit.instruments.batch_contents import Batch
 from labkit.orders import Order
 from labkit.spec import Job
@@ -25,89 +27,65 @@ NO_LOSS = torch.tensor(float("nan"))
 ONE = torch.empty(1)  # expanded, it counts samples and holds none
 
 
+class WorkersPickler(cloudpickle.Pickler):
+    """Pickles tensors and connections as multiprocessing does, and a notebook's classes by value.
+
+    For loader workers that are started anew (spawn, forkserver): a notebook is no module.
+    """
+
+    # On the class, where the C pickler looks; a live view, for torch may register more
+    dispatch_table = ChainMap(
+        ForkingPickler._extra_reducers,  # pyright: ignore[reportAttributeAccessIssue]
+        dict(cloudpickle.Pickler.dispatch_table),
+    )
+
+
+def dump_for_worker(what: object, file: IO[bytes], protocol: int | None = None) -> None:
+    """Take the place of `multiprocessing.reduction.dump`, which sends classes by name only."""
+    WorkersPickler(file, protocol).dump(what)
+
+
 def fetch(source: Order, folder: Path) -> dict[str, Any]:
     """Return what the user's kernel sent, for this process only; relative paths are theirs."""
+    multiprocessing.reduction.dump = dump_for_worker
     os.chdir(source["cwd"])
     sys.path += [place for place in source["path"] if place not in sys.path]
-    return pickle.loads((folder / source["payload"]).read_bytes())
+    payload = folder / source["payload"]
+    sent = payload.read_bytes()
+    payload.unlink()
+    return pickle.loads(sent)
 
 
-def prepare(source: Order, job: Job, folder: Path) -> tuple[OwnStep, EndlessBatches]:
+def prepare(source: Order, job: Job, folder: Path) -> tuple[OwnStep, EndlessLoader]:
     """Return what trains, and the loader that feeds it; raise where the reader's parts do not."""
     torch.manual_seed(job.seed)
-    try:
-        parts = fetch(source, folder)
-        for name, part in parts.items():
-            parts[name] = pkgutil.resolve_name(part) if isinstance(part, str) else part
-    finally:
-        (folder / source["payload"]).unlink(missing_ok=True)
+    parts = fetch(source, folder)
+    for name, part in parts.items():
+        parts[name] = pkgutil.resolve_name(part) if isinstance(part, str) else part
     dataset = parts["dataset"]
     if isinstance(dataset, type) or not hasattr(dataset, "__getitem__"):
         dataset = dataset()  # what makes it
-    dataset = checked(dataset)
-    sampler = None
-    if not isinstance(dataset, IterableDataset):
-        sampler = data.EndlessShuffle(len(dataset), job.seed)
-    send_by_value()
-    collate = parts.get("collate_fn")  # None for PyTorch's own
-    loader = DataLoader(dataset, collate_fn=collate, sampler=sampler, **data.loader_settings(job))
-    return OwnStep(parts.get("step"), job), EndlessBatches(loader, job)
-
-
-def checked(dataset: Any) -> Any:
-    """Return `dataset` if a DataLoader can use it again and again; raise if not."""
-    if isinstance(dataset, IterableDataset):
-        return dataset
     kind = type(dataset).__name__
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        need = "it needs __len__ and __getitem__, or to be an IterableDataset."
-        raise TypeError(f"{kind} is not a dataset: {need}")
+        raise TypeError(f"{kind} is not a dataset: it needs __len__ and __getitem__.")
     if not len(dataset):
         raise ValueError(f"{kind} is empty: there is no item to load.")
-    return dataset
+    loader = EndlessLoader(
+        dataset,
+        collate_fn=parts.get("collate_fn"),  # None for PyTorch's own
+        sampler=data.EndlessShuffle(len(dataset), job.seed),
+        **data.loader_settings(job),
+    )
+    return OwnStep(parts.get("step"), job), loader
 
 
-class EndlessBatches:
-    """The loader's batches without end, each with how many samples it holds."""
+class EndlessLoader(DataLoader):
+    """A loader whose batches come with as many numbers as they hold samples."""
 
-    def __init__(self, loader: DataLoader[object], job: Job):
-        self.loader = loader
-        self.size = job.batch_size
-        self.workers = job.num_workers
-        self.first: list[str] = []  # batches of a stream: one of each worker, and one more
-        self.tensors: tuple[torch.Tensor, ...] = ()  # of a batch
-
-    def __iter__(self) -> Iterator[tuple[Batch, torch.Tensor]]:
-        return self._endless(iter(self.loader))  # which starts the workers
-
-    def _endless(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, torch.Tensor]]:
-        is_stream = isinstance(self.loader.dataset, IterableDataset)
-        while True:
-            batch = None
-            for batch in batches:
-                if not self.tensors:
-                    self.tensors = tuple(filter(torch.is_tensor, batch_contents.leaves(batch)))
-                if is_stream and len(self.first) <= self.workers:
-                    self.first.append(repr(batch))
-                    self._compare(*self.first)
-                # in place of the labels, which only the reader knows
-                count = batch_contents.samples_in(batch, self.size) if is_stream else None
-                yield batch, ONE.expand(count or self.size)  # the last of a stream may be short
-            if batch is None:
-                raise RuntimeError(
-                    "a pass over the dataset gave no batch: is it a one-shot iterator? Its "
-                    "__iter__ has to begin anew each time."
-                )
-            batches = iter(self.loader)
-
-    def _compare(self, one: str, *others: str) -> None:
-        """Raise where every worker streams the same samples: they would all be trained on twice."""
-        if 1 < self.workers == len(others) and one == others[0] != others[-1]:
-            raise RuntimeError(
-                f"each of {self.workers} workers streams the same samples: with an IterableDataset "
-                "use torch.utils.data.get_worker_info() to give each worker its own share, "
-                "or stay at num_workers=1."
-            )
+    def __iter__(self) -> Any:
+        batches = super().__iter__()  # which starts the workers
+        counted = ONE.expand(self.batch_size or 1)  # for the labels, which only the reader knows
+        return ((batch, counted) for batch in batches)
 
 
 class OwnStep:
@@ -122,7 +100,7 @@ class OwnStep:
     def __init__(self, step: Callable[[Batch], object] | None, job: Job):
         self.job = job
         self.device = torch.device(job.device)
-        self.step = step
+        self.step = step or (lambda _batch: None)
         self.model = nn.Identity()
 
     def to_device(self, images: Batch, labels: torch.Tensor, /) -> tuple[Batch, torch.Tensor]:
@@ -130,11 +108,9 @@ class OwnStep:
         return images, labels
 
     def compute(self, images: Batch, _counted: torch.Tensor, /, update: bool) -> torch.Tensor:
-        """Do the reader's step on a batch; return its loss, NaN where it returns none."""
-        loss = self.step(images) if self.step else None
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            return loss.detach().float().reshape(())  # as (1,) it would not fit the recorder's slot
-        return torch.tensor(float(loss)) if isinstance(loss, (int, float)) else NO_LOSS
+        """Do the reader's step on a batch; return NaN, as its loss may be anywhere."""
+        self.step(images)
+        return NO_LOSS
 
     def after_step(self) -> None:
         """Go on."""

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 
 from labkit.bench.data import IMAGE_CLASSES, IMAGE_COUNT, JpegFiles, image_folder, make_loader
 from labkit.bench.loop import Batch, Trainer
-from labkit.bench.models import CNN
 from labkit.course import fixed_step, slow_step
 from labkit.orders import Order
 from labkit.spec import Job
@@ -60,10 +59,10 @@ class SlowTrainer(Trainer):
         self.copy = step_of("copies", fixes).to_device
         self.step = step_of("launches", fixes)
         activation = step_of("memory", fixes).Activation
-        assert isinstance(self.model, CNN)
-        for block in self.model.blocks:
-            assert isinstance(block, nn.Sequential)
-            block[-1] = activation()
+        assert isinstance(self.model, nn.Sequential)
+        for place, layer in enumerate(self.model):
+            if isinstance(layer, nn.ReLU):
+                self.model[place] = activation()
         self.mean = torch.tensor(MEAN, device=device).view(3, 1, 1)
         self.std = torch.tensor(STD, device=device).view(3, 1, 1)
 
@@ -85,7 +84,6 @@ def prepare(
     order: Order,
     job: Job,
     device: torch.device,
-    folder: Path,
     log: EventLog,
 ) -> tuple[SlowTrainer, DataLoader]:
     """Return trainer and loader of a run of the script, for the bench."""

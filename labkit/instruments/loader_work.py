@@ -27,7 +27,6 @@ from labkit.instruments.hangs import (
     index_word,
     progress_words,
 )
-from labkit.process.thinning import Thinning
 from labkit.stamps.events import EventLog, now_ns
 
 try:
@@ -147,7 +146,7 @@ class LoaderWork:
         self.clock = ThreadClock() if while_there is None else None  # of items one by one
         self.passes = -1
         self.done = 0
-        self.kept = Thinning(most_rows)  # batches
+        self.most_rows = most_rows
         self.due = 0  # to write
         self.rows: list[BatchRow] = []  # that are not written yet
         self.item_times: list[ItemTimes] = []
@@ -168,7 +167,8 @@ class LoaderWork:
         known = type(indices) in (list, tuple) and not self.streams
         self.indices: Sequence[object] = cast(list, indices) if known else ()
         self.fetched = 0  # until all items are there
-        self.is_kept = self.kept.keeps()
+        halvings = (self.done // self.most_rows).bit_length()
+        self.is_kept = self.done % 2**halvings == 0
         self.singly = self.clock if self.is_kept and not self.streams else None
         self.laps: list[tuple[int, int, int]] = []  # between the moments, and before the first
         self.cpu_ns = time.process_time_ns()

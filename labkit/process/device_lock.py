@@ -12,7 +12,6 @@ from pathlib import Path
 from labkit.stamps.folder_rights import is_locked, own_folder, private, text_of, try_lock
 
 PATIENCE_S = 20.0  # how long a run waits for another one's device before it gives up
-LONGEST_HOLDER = 300  # characters that are read of who has a device
 
 
 class DeviceBusy(RuntimeError):
@@ -29,15 +28,13 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
     path = own_folder(cache / "locks") / f"{name}.lock"
     fd = private(str(path), os.O_RDWR | os.O_CREAT)  # who has it, and how to end that
     deadline = time.monotonic() + PATIENCE_S
-    told = ""
+    text = ""
     while not try_lock(fd):
-        who = text_of(path)[:LONGEST_HOLDER] or "another run"
-        text = f"device {device} is in use by {who}"
+        told, text = text, f"device {device} is in use by {text_of(path) or 'another run'}"
         if time.monotonic() > deadline:
             raise DeviceBusy(f"{text}: start again when it is over, or end it now.")
         if text != told:
             waiting(text)
-        told = text
         time.sleep(0.05)
     pid = os.getpid()
     where = f"process {pid} on {platform.node()}, since {time.strftime('%H:%M:%S')}"

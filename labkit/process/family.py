@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-# Whether the system tells of its processes in /proc, and has pidfds. Elsewhere psutil is asked
-LINUX = sys.platform == "linux" and hasattr(os, "pidfd_open")
+LINUX = sys.platform == "linux"  # which tells of processes in /proc; elsewhere psutil is asked
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 PR_SET_CHILD_SUBREAPER = 36
 MARK = "LABKIT_RUN"  # in the environment of a run's processes: the run's folder
@@ -106,10 +105,10 @@ def _end(alive: Callable[[], list[int]]) -> None:
 
 
 def reap() -> dict[int, int]:
-    """Collect every dead child; return {pid: wait status}."""
+    """Collect every dead child on Linux; return {pid: wait status}."""
     statuses = {}
     with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+        while LINUX and (ended := os.waitpid(-1, os.WNOHANG))[0]:
             statuses[ended[0]] = ended[1]
     return statuses
 

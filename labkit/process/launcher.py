@@ -25,7 +25,6 @@ from labkit.stamps.events import RESERVE_BYTES, RESERVE_NAME, SPEC_NAME, EventLo
 
 BENCH = "labkit.bench"
 RANKS = "labkit.bench.ranks"
-TELEMETRY = [sys.executable, "-m", "labkit.instruments.telemetry"]
 IDLE_S = 600.0  # how long a standby waits for a run
 JOIN_S = 5.0  # the supervisor is gone 2 s after a forced stop at the latest
 ROOT = str(Path(__file__).parents[2])  # where the package `labkit` is
@@ -46,22 +45,21 @@ class Handle:
     def __init__(self, module: str, after: list[str] | None = None):
         """Make the run's folder; `module` measures, `after` is a command to start in the end."""
         self.folder = folders.new_run()
-        self.after = after
-        self.bench = bench_command(module, self.folder)
         self.surroundings = surroundings()
+        python = [sys.executable, "-u", "-m"]
+        self.plan = Order(
+            kernel_pid=os.getpid(),
+            system=family.this_system(),
+            idle_s=None,
+            bench=[*python, module, str(self.folder)],
+            telemetry=[*python, "labkit.instruments.telemetry"],
+            after=after,
+        )
 
     def start(self, idle_s: float | None = None) -> None:
         """Start the supervisor, which starts the others; with `idle_s` as a standby."""
         self.deadline = time.monotonic() + 0.99 * (idle_s or 0.0)  # no race with its own end
-        plan = Order(
-            kernel_pid=os.getpid(),
-            system=family.this_system(),
-            idle_s=idle_s,
-            bench=self.bench,
-            telemetry=TELEMETRY,
-            after=self.after,
-        )
-        self._write(leftovers.PLAN_NAME, plan)
+        self._write(leftovers.PLAN_NAME, self.plan | {"idle_s": idle_s})
         code = (
             f"import sys; sys.path[:] = [{ROOT!r}, *filter(None, sys.path)]; "
             f"from labkit.process.supervisor import main; main({str(self.folder)!r})"
@@ -147,11 +145,6 @@ class Handle:
             self.process.kill()
             self.process.wait()
         self.alive()
-
-
-def bench_command(module: str, folder: Path) -> list[str]:
-    """Return the command that measures in `folder`; its last argument is the supervisor's pid."""
-    return [sys.executable, "-u", "-m", module, str(folder)]
 
 
 def surroundings() -> tuple:

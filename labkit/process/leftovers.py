@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -31,7 +30,6 @@ from labkit.stamps.folder_rights import (
 )
 from labkit.stamps.step_ring import RING_NAME, recover
 
-RUN_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 MARK_NAME = "labkit-run"  # a file in a run's folder, which holds the folder's name
 PLAN_NAME = "launch.json"
 LONGEST_END_S = 4.0  # that ending the processes of a run takes
@@ -40,8 +38,7 @@ PAYLOADS = "*.pkl"  # the user's own objects, on their way to a bench that ended
 
 def is_run(folder: Path) -> bool:
     """Whether labkit made the folder, under this name, for a run of this user's."""
-    is_named = RUN_NAME.fullmatch(folder.name) is not None
-    return is_named and is_ours(folder) and text_of(folder / MARK_NAME) == folder.name
+    return is_ours(folder) and text_of(folder / MARK_NAME) == folder.name
 
 
 def delete_run(folder: Path) -> None:

@@ -11,6 +11,13 @@ from labkit.stamps.keys import masked, secrets_in
 MOST_BYTES = 512 * 1024  # kept of what the bench prints: its end
 
 
+def read_now(fd: int) -> bytes | None:
+    """Return what a pipe holds; None where it is empty now, b"" where nothing will come."""
+    with contextlib.suppress(OSError):
+        return os.read(fd, 65536)
+    return None
+
+
 class Output:
     """What comes through a pipe, to be written into a file once its end is known."""
 
@@ -20,24 +27,19 @@ class Output:
         self.data = bytearray()  # the end of it
         self.left_out = 0  # bytes before that
 
-    def read(self) -> bytes:
-        """Take what is there; b"" where nothing is, or nothing will come."""
-        data = b""
-        with contextlib.suppress(OSError):
-            data = os.read(self.fd, 65536)
-        self.data += data
+    def read(self) -> bytes | None:
+        """Take what is there, and return it; as `read_now` does."""
+        data = read_now(self.fd)
+        self.data += data or b""
         surplus = max(0, len(self.data) - MOST_BYTES)
         del self.data[:surplus]
         self.left_out += surplus
         return data
 
-    def read_all(self) -> None:
-        """Take what comes until nothing does."""
+    def finish(self) -> None:
+        """Take what is left, and write the file without secrets; it tells how much is left out."""
         while self.read():
             pass
-
-    def finish(self) -> None:
-        """Write the file without secrets; a line tells how much was left out."""
         text = self.data.decode(errors="surrogateescape")
         if self.left_out:  # whole lines only: a part of a secret is not known for one
             _, _, whole = text.partition("\n")

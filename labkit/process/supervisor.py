@@ -1,15 +1,16 @@
 """The supervisor: stands between the kernel and the bench, and leaves nothing behind.
 
 The kernel talks to it through stdin: "go" hands a standby its run, "stop" asks for Stop, end of
-file: it is gone. On Linux it is single-threaded and of the standard library only: no GIL, driver or
-full pipe holds it up. Elsewhere it looks at its pipes in turn, and asks psutil for processes.
+file: it is gone. It is single-threaded: no GIL, driver or full pipe holds it up. On Linux it is of
+the standard library only, and sleeps until a pipe has news; elsewhere it looks at them in turn, and
+asks psutil for processes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import selectors
+import select
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from typing import BinaryIO
 
 from labkit.process import family, leftovers
 from labkit.process.leftovers import delete_run
-from labkit.process.output import Output
+from labkit.process.output import Output, read_now
 from labkit.stamps.events import SPEC_NAME, EventLog, private
 from labkit.stamps.step_ring import DRAIN_S, Drain
 
@@ -28,7 +29,6 @@ GRACE_S = 1.0  # between asking the bench to stop and killing it
 GRACE_WITHOUT_KERNEL_S = 0.2
 GONE = "kernel gone"
 UNGUARDED = "the supervisor was killed"  # it, or the process above it
-POLL_S = 0.05  # between two looks at pipes and processes, but on Linux
 
 
 class Supervisor:
@@ -42,16 +42,20 @@ class Supervisor:
         self.going = self.plan["idle_s"] is None  # else a standby: it waits for its run
         self.cause: str | None = None  # of a stop: "asked", "disk full", or one of the above
         self.kill_at = float("inf")
-        self.outputs: list[Output] = []
+        self.output: Output | None = None  # what the bench prints
+        self.pipes: dict[int, Callable[[], bytes | None]] = {}  # {file: what reads what is there}
         self.waiting: list = []  # the stdin of each process that waits for the run
-        self.children: list[subprocess.Popen] = []
+        self.family: set[int] = set()
 
     def run(self) -> None:
         """Start everything, wait for the end of the run, clean up, write the `end` event."""
         # The kernel's interrupt is not ours. A handler, as an ignored signal would be inherited.
         signal.signal(signal.SIGINT, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self.stop("asked"))
-        self._follow_kernel()
+        if family.LINUX:
+            signal.signal(signal.SIGHUP, lambda *_: self._lose_guard())
+            family.adopt_orphans()
+        self._follow(sys.stdin.fileno(), self._listen)
         why = self._start_all()
         if not self._wait_for_run():
             self._clean_up()
@@ -102,11 +106,9 @@ class Supervisor:
             self.bench = self._popen(bench, subprocess.PIPE, os.environ | mark, stdin)
         except OSError as error:
             return f"could not start Python: {error}"
-        for name in ("stdout", "stderr"):
-            path = f"{self.folder}/bench.{name}"
-            output = Output(getattr(self.bench, name).fileno(), path)
-            self.outputs.append(output)
-            self._follow(output)
+        assert self.bench.stdout is not None
+        self.output = Output(self.bench.stdout.fileno(), f"{self.folder}/bench.stderr")
+        self._follow(self.output.fd, self.output.read)
         with contextlib.suppress(OSError):  # numbers without telemetry are still numbers
             telemetry = [*self.plan["telemetry"], me]
             self._popen(telemetry, subprocess.DEVNULL, os.environ | mark, stdin)
@@ -119,156 +121,95 @@ class Supervisor:
             argv,
             stdin=stdin,
             stdout=out,
-            stderr=out,
+            stderr=subprocess.STDOUT,
             env=env,
             cwd=self.folder,
             start_new_session=True,
         )
-        self.children.append(child)
+        self.family.add(child.pid)
+        if family.LINUX:
+            child.returncode = 0  # its status is collected here, by `reap`, not by Popen
         if child.stdin is not None:
             self.waiting.append(child.stdin)
         return child
-
-    def _hear(self, data: bytes) -> None:
-        """Do what the kernel says; b"" where it is gone."""
-        if b"go" in data:
-            self.going = True
-            for pipe in self.waiting:  # they wait for their run's spec: it is there
-                with contextlib.suppress(OSError):
-                    pipe.write(b"go\n")
-                    pipe.close()
-        if not data:
-            self.stop(GONE)
-        elif b"stop" in data:
-            self.stop("asked")
 
     def _wait_for_run(self) -> bool:
         """Stand by until the kernel hands over a run; return False where none will come."""
         deadline = time.monotonic() + (self.plan["idle_s"] or 0)
         while not self.going and not self.cause and (left := deadline - time.monotonic()) > 0:
-            self._react(left)
+            self._react(min(left, 1.0))
             gone = self.bench is None or self.code is not None
             # With its spec there a run is on its way, and has to end with a word
             if gone and not os.path.exists(os.path.join(self.folder, SPEC_NAME)):
                 break
         return self.going
 
-    # -- what Linux has better means for -----------------------------------------------------------
-
-    def _follow_kernel(self) -> None:
-        """Hear what the kernel says from now on."""
-        os.set_blocking(sys.stdin.fileno(), False)
-
-    def _listen(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._hear(os.read(sys.stdin.fileno(), 4096))
-
-    def _follow(self, output: Output) -> None:
-        """Keep what comes through the bench's output."""
-        os.set_blocking(output.fd, False)
-
-    def _react(self, longest_s: float) -> None:
-        """Serve the kernel, and see whether it and the bench are there, for up to `longest_s`."""
-        pieces = [output.read() for output in self.outputs]
-        if not any(pieces):
-            time.sleep(max(0.0, min(longest_s, POLL_S, self.kill_at - time.monotonic())))
-        self._listen()
-        if not family.exists(self.plan["kernel_pid"]):
-            self.stop(GONE)
-        if self.bench and self.code is None:
-            self.code = self.bench.poll()
-
-    def _clean_up(self) -> None:
-        """End all that is left of the run, and collect the bench's exit code and last words."""
-        family.end_marked(self.folder, {child.pid for child in self.children})
-        for child in self.children:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(1)
-        if self.bench and self.code is None:
-            self.code = self.bench.returncode
-        self._finish_outputs()
-
-    def _finish_outputs(self) -> None:
-        for output in self.outputs:
-            output.read_all()
-            output.finish()
-
-
-class LinuxSupervisor(Supervisor):
-    """The same in one thread: it sleeps until a pipe or a process has news for it."""
-
-    def __init__(self, folder: str):
-        super().__init__(folder)
-        self.selector = selectors.DefaultSelector()
-        self.family: set[int] = set()
-        signal.signal(signal.SIGHUP, lambda *_: self._lose_guard())
-        family.adopt_orphans()
-
-    def _popen(
-        self, argv: list[str], out: int | BinaryIO, env: dict | None, stdin: int
-    ) -> subprocess.Popen:
-        child = super()._popen(argv, out, env, stdin)
-        child.returncode = 0  # its status is collected here, by `reap`, not by Popen
-        self.family.add(child.pid)
-        if child is self.children[0]:
-            self._watch_pid(child.pid, lambda: None)
-        return child
-
-    def _follow_kernel(self) -> None:
-        self._watch(sys.stdin.fileno(), self._listen)
-        self._watch_pid(self.plan["kernel_pid"], lambda: self.stop(GONE))
-
     def _lose_guard(self) -> None:
         """End the run; where kernel and guard were killed together, it ends for the kernel."""
         self.stop(UNGUARDED if family.exists(self.plan["kernel_pid"]) else GONE)
 
-    def _listen(self) -> None:
-        data = os.read(sys.stdin.fileno(), 4096)
-        if not data:
-            self.selector.unregister(sys.stdin.fileno())
-        self._hear(data)
+    def _follow(self, fd: int, read: Callable[[], bytes | None]) -> None:
+        """Have `read` called where a pipe has news, until it is closed."""
+        os.set_blocking(fd, False)
+        self.pipes[fd] = read
 
-    def _follow(self, output: Output) -> None:
-        super()._follow(output)
-        # nothing to be read: the pipe is closed
-        self._watch(output.fd, lambda: output.read() or self.selector.unregister(output.fd))
-
-    def _watch(self, fd: int, react: Callable[[], object]) -> None:
-        self.selector.register(fd, selectors.EVENT_READ, react)
-
-    def _watch_pid(self, pid: int, react: Callable[[], object]) -> None:
-        """Have `react` called when the process ends."""
-        try:
-            self._watch(os.pidfd_open(pid), react)
-        except ProcessLookupError:
-            react()
+    def _listen(self) -> bytes | None:
+        """Do what the kernel says; b"" where it is gone."""
+        data = read_now(sys.stdin.fileno())
+        said = data or b""
+        if b"go" in said:
+            self.going = True
+            for pipe in self.waiting:  # they wait for their run's spec: it is there
+                with contextlib.suppress(OSError):
+                    pipe.write(b"go\n")
+                    pipe.close()
+        if data == b"":
+            self.stop(GONE)
+        elif b"stop" in said:
+            self.stop("asked")
+        return data
 
     def _react(self, longest_s: float) -> None:
-        left = min(longest_s, self.kill_at - time.monotonic())
-        for key, _ in self.selector.select(max(0.0, left)):
-            key.data()
+        """Serve the kernel, and see whether it and the bench are there, for up to `longest_s`."""
+        left = max(0.0, min(longest_s, self.kill_at - time.monotonic()))
+        news = list(self.pipes)
+        if family.LINUX:
+            news, _, _ = select.select(news, [], [], left)
+        else:
+            time.sleep(min(left, DRAIN_S))
+        for fd in news:
+            if self.pipes[fd]() == b"":
+                del self.pipes[fd]
+        if not family.exists(self.plan["kernel_pid"]):
+            self.stop(GONE)
         self._collect(family.reap())
 
     def _collect(self, statuses: dict[int, int]) -> None:
-        """Keep the bench's exit code, where its wait status is among these."""
-        if self.bench and self.code is None and self.bench.pid in statuses:
-            self.code = os.waitstatus_to_exitcode(statuses[self.bench.pid])
+        """Keep the bench's exit code, where it has ended: its wait status is among these."""
+        if self.bench and self.code is None:
+            if not family.LINUX:
+                self.code = self.bench.poll()
+            elif self.bench.pid in statuses:
+                self.code = os.waitstatus_to_exitcode(statuses[self.bench.pid])
 
     def _clean_up(self) -> None:
-        self._collect(family.end_all(os.getpid(), self.family))
+        """End all that is left of the run, and collect the bench's exit code and last words."""
+        if family.LINUX:
+            self._collect(family.end_all(os.getpid(), self.family))
+        else:
+            family.end_marked(self.folder, self.family)
         deadline = time.monotonic() + 1
         while self.bench and self.code is None and time.monotonic() < deadline:
             # A zombie can be collected only when its last thread is gone
             self._collect(family.reap())
             time.sleep(0.003)
         leftovers.remove_segments(self.family | leftovers.logged_pids(self.folder, "workers"))
-        self._finish_outputs()
+        if self.output:
+            self.output.finish()
 
 
 def main(folder: str) -> None:
     """Supervise the run in `folder` to its end."""
-    if not family.LINUX:
-        Supervisor(folder).run()
-        return
-    family.go_on_guarded()
-    LinuxSupervisor(folder).run()
+    if family.LINUX:
+        family.go_on_guarded()
+    Supervisor(folder).run()

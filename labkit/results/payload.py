@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from labkit.bench.by_value import dumped
+import cloudpickle
+
 from labkit.orders import Order
 from labkit.stamps.events import private
 
@@ -32,14 +33,14 @@ class Source:
         """Make a Source; ValueError names what cannot be sent, and what to do `instead`."""
         for part_name, part in parts.items():
             try:
-                dumped(part)
+                cloudpickle.dumps(part)
             except Exception as error:  # whatever the user's objects raise
                 raise ValueError(
                     f"{part_name} ({type(part).__name__}) cannot be sent to a process of its own: "
                     f"{type(error).__name__}: {error}. Open files and locks when they are first "
                     f"used, or {instead}."
                 ) from None
-        payload = dumped(dict(parts))
+        payload = cloudpickle.dumps(dict(parts))
         if len(payload) > MAX_BYTES:
             size = f"{len(payload) / 2**20:.0f} MiB (at most {MAX_BYTES // 2**20})"
             raise ValueError(f"what is sent to every run holds {size}: {instead}.")

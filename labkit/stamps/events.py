@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from labkit.stamps.folder_rights import private
 from labkit.stamps.interrupts import signal_of
@@ -25,7 +25,6 @@ VERSION = 1
 FILE_NAME = "events.jsonl"
 SPEC_NAME = "spec.json"  # what the bench is asked to do
 XRAY_NAME = "xray.json.gz"  # the trace of the profiled steps
-RowFailure = Literal["skipped", "out of memory", "mistake"]  # why a row has no numbers
 RESERVE_NAME = "reserve"  # a file that is given up when the disk is full
 RESERVE_BYTES = 256 * 1024  # its size
 MOST_KEPT = 4 * 2**20  # bytes that wait for room on a full disk

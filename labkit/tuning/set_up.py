@@ -96,16 +96,11 @@ def source_of(dataset: object, step: object = None, collate_fn: object = None) -
     if isinstance(dataset, str):
         return Source.of(dataset, given, INSTEAD)
     kind = type(dataset).__name__
-    if hasattr(dataset, "__next__"):
+    has_items = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if isinstance(dataset, type) or not has_items:
         raise ValueError(
-            f"{kind} is a one-shot iterator: it can be read once, by one process. Pass a "
-            "dataset with __len__ and __getitem__, or an IterableDataset."
-        )
-    is_readable = hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
-    if isinstance(dataset, type) or not is_readable:
-        raise ValueError(
-            f"{kind} is not a dataset: it needs __len__ and __getitem__. Pass an instance, not "
-            "the class or function."
+            f"{kind} is not a dataset: it needs __len__ and __getitem__. Pass an instance, not the "
+            "class or function. Of a stream tune the script: labkit tune -- python train.py"
         )
     return Source.of(kind, given, INSTEAD)
 
