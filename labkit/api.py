@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from labkit.diagnosis.hot_lines import Lines
     from labkit.diagnosis.verdict import Diagnosis
-    from labkit.traces.public import PublicTrace
     from labkit.traces.read import Breakdown, RankTraces
 
 
@@ -216,7 +215,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
 
 
 def diagnose(
-    what: Loaded | Breakdown | RankTraces | PublicTrace | str | os.PathLike[str],
+    what: Loaded | Breakdown | RankTraces | str | os.PathLike[str],
 ) -> Diagnosis:
     """Name the bottleneck of a Run, Ranks, a record's path (.jsonl, .jsonl.gz or a run's folder).
 
@@ -226,7 +225,6 @@ def diagnose(
     """
     from labkit.diagnosis import judge
     from labkit.diagnosis.rank_verdict import of_ranks
-    from labkit.traces.public import PublicTrace
     from labkit.traces.read import Breakdown, RankTraces, trace
 
     if isinstance(what, (str, os.PathLike)):
@@ -235,8 +233,6 @@ def diagnose(
         return diagnose(load(path) if is_record else trace(path))
     if isinstance(what, (Breakdown, RankTraces)):
         return judge.of_traced(what)
-    if isinstance(what, PublicTrace):
-        return judge.of_published(what)
     data = what.data
     if isinstance(data, MeasurementsData):
         raise RecordError(

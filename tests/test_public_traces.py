@@ -6,14 +6,14 @@ import urllib
 from unittest.mock import Mock
 
 import pytest
-from test_trace import STEP, kernel
+from test_trace import KNOWN, STEP, kernel
 
 import labkit as lk
 from labkit import diagnose
 from labkit.results.templates import entries
 from labkit.traces import public
 from labkit.traces.file import TraceError
-from labkit.traces.public import FILE, LANES_FILE
+from labkit.traces.public import FILE, STORED_FILE
 
 
 @pytest.fixture
@@ -25,7 +25,10 @@ def served(tmp_path, monkeypatch):
     place.write_text(json.dumps([kernel(1, 1, 80, "gemm"), STEP]))
     known["sha256"] = hashlib.sha256(place.read_bytes()).hexdigest()
     monkeypatch.setattr(public, "SITE", (tmp_path / "site").as_uri())
-    listings = {FILE: {"small": known}, LANES_FILE: {}}
+    listings = {
+        FILE: {"small": known},
+        STORED_FILE: {"small": entries(STORED_FILE)["h100-batch-1"]},
+    }
     monkeypatch.setattr(public, "entries", listings.__getitem__)
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("LABKIT_TRACES", raising=False)
@@ -45,7 +48,7 @@ def test_a_trace_is_fetched_once_and_then_read_without_the_network(served, tmp_p
     assert lk.public_trace()["here"].tolist() == [True]
     path.write_bytes(b"half of it")  # the cache was damaged: it is not believed
     offline = lk.public_trace("small")
-    assert "connect to the network, or set LABKIT_TRACES" in offline.missing
+    assert "network, or set LABKIT_TRACES" in offline.notes[-1]
 
 
 def test_a_tampered_file_is_refused_and_nothing_is_kept(served, tmp_path):
@@ -56,24 +59,23 @@ def test_a_tampered_file_is_refused_and_nothing_is_kept(served, tmp_path):
 
 
 @pytest.mark.usefixtures("served")
-def test_a_file_that_is_gone_leaves_published_numbers_and_an_excerpt_that_say_what_they_are(
-    tmp_path, monkeypatch
-):
+def test_a_trace_that_is_gone_leaves_what_was_read_from_it_which_says_so(tmp_path, monkeypatch):
     gone = urllib.error.HTTPError("", 404, "Not Found", {}, None)
     monkeypatch.setattr(urllib.request, "urlopen", Mock(side_effect=gone))
     found = lk.public_trace("small")
-    assert "PUBLISHED reference numbers, not read from the trace" in repr(found)
-    assert "LABKIT_TRACES" in repr(found) and "Not Found" in repr(found)
+    assert "STORED small" in repr(found) and "Not Found" in repr(found)
     verdict = diagnose(found)
-    assert (verdict.bottleneck, verdict.confidence) == ("launch", 0.0)
-    assert verdict.source.startswith("PUBLISHED") and kept(tmp_path) == []
-    assert verdict.details.rows[0][1] is None  # what it costs is not known
-    assert "6.9%" in repr(found.compare(found))
-    assert "PUBLISHED" in repr(found.timeline())  # no excerpt of it is stored
-    lanes = {"small": {"kernels": [[1, 2], [3, 5]]}}
-    monkeypatch.setattr(public, "entries", {LANES_FILE: lanes}.get)
-    assert "STORED EXCERPT" in found.timeline(0.0, 9.0).texts[0].get_text()
-    assert found.lanes["kernels"].tolist() == [[1, 2], [3, 5]]
+    assert verdict.bottleneck == "launch" and "STORED" in verdict.source
+    assert "STORED" in found.timeline().texts[0].get_text() and kept(tmp_path) == []
+    assert "(+0%)" in repr(found.compare(found)) and found.lanes["kernels"].shape == (40, 2)
+
+
+@pytest.mark.parametrize("name", lk.public_trace()["name"])
+def test_what_is_stored_is_what_others_found(name, monkeypatch):
+    monkeypatch.setattr(public, "_here", Mock(side_effect=OSError("no network")))
+    found = lk.public_trace(name)
+    assert diagnose(found).bottleneck == KNOWN[name]["bottleneck"]
+    assert found.timeline() and found.plot()
 
 
 def test_an_unknown_name_is_refused():

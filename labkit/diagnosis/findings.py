@@ -68,7 +68,6 @@ CAUSES_OF = {  # {page of the folder `symptoms` beside the notebooks: the causes
         "device_not_timed",
         "body_not_seen",
         "instruments_disagree",
-        "published",
     ),
     "padding": ("padding",),
     "periodic": ("periodic", *BESIDE_TRAINING),

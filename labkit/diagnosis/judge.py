@@ -17,7 +17,6 @@ from labkit.diagnosis.trace_evidence import of_trace, of_traces
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.results.run_data import RunData
-from labkit.traces.public import PublicTrace
 from labkit.traces.read import Breakdown, RankTraces
 
 
@@ -54,12 +53,6 @@ def of_traced(traced: Breakdown | RankTraces) -> Diagnosis:
     findings = tuple(worded(each, evidence) for each in by_cost(evidence))
     unjudged = not_judged(evidence)
     return Diagnosis(findings, lead(evidence), evidence.source, not_judged=unjudged)
-
-
-def of_published(known: PublicTrace) -> Diagnosis:
-    """Return what others found in a trace that could not be read."""
-    found = Finding(known.bottleneck, "published", evidence=known.why, advice=known.missing)
-    return Diagnosis((worded(found),), 0.0, known.mark)
 
 
 def losses(evidence: Evidence) -> tuple[list[Finding], dict[str, float]]:

@@ -7,7 +7,7 @@ from statistics import fmean
 from labkit.diagnosis.evidence import Evidence, Kernels, TraceFacts
 from labkit.instruments.card_formats import tensor_formats
 from labkit.text import counted
-from labkit.traces.breakdown import Breakdown
+from labkit.traces.breakdown import GRAPHS, Breakdown
 from labkit.traces.ranks import RankTraces
 
 # Of what ranks lose, all lose the least; what one loses more, the others spend in collectives,
@@ -18,7 +18,7 @@ LOST_BY_ALL = ("wait_share", "copy_share", "launch_share", "outside_share")
 def of_trace(traced: Breakdown) -> Evidence:
     """Return the evidence of a profiler's trace."""
     shares = traced.shares
-    on_gpu = traced.device_kind == "gpu"
+    on_gpu = traced.gpu_utilization is not None
     host = min(traced.host_work_us / traced.step_us, shares["other"])
     sent = shares["communication"]
     # Else the host's own collectives (Gloo) are all
@@ -27,11 +27,11 @@ def of_trace(traced: Breakdown) -> Evidence:
     operators = shares["cpu_exec"] + sent - exposed
     waits = shares["runtime"] + shares["other"] - host + (operators if on_gpu else 0.0)
     # No cure for launches shortens the hardware's own hand-over from kernel to kernel
-    hand_over = min((traced.idle["kernel_wait_us"] or 0.0) / traced.step_us, waits)
+    hand_over = min(traced.idle.get("kernel_wait_us", 0.0) / traced.step_us, waits)
     compute = shares["kernel"] if on_gpu else operators
     source = f"profiler trace {traced.source}, {counted(traced.steps, 'step')}"
     return Evidence(
-        kind=traced.device_kind,
+        kind="gpu" if on_gpu else "cpu",
         source=source,
         inside=source,
         wait_share=shares["dataloader"],
@@ -42,7 +42,7 @@ def of_trace(traced: Breakdown) -> Evidence:
         outside_share=host,
         compute_us=traced.step_us * compute,
         kernels=kernels_of(traced),
-        trains=traced.trains is not False,
+        trains=traced.trains,
         formats=tensor_formats(traced.device_name, traced.compute_capability),
         trace=TraceFacts(has_workers=traced.loader_workers, outside_where=traced.host_where),
     )
@@ -63,11 +63,11 @@ def of_traces(ranks: RankTraces) -> Evidence:
 
 def kernels_of(trace: Breakdown | None) -> Kernels | None:
     """Return what a trace says of a GPU's kernels; None where it could not look into the device."""
-    if trace is None or trace.device_kind != "gpu":
+    if trace is None or trace.gpu_utilization is None:
         return None
     return Kernels(
         kernel_us=trace.kernel_us,
-        cuda_graphs=trace.cuda_graphs,
+        cuda_graphs=GRAPHS in trace.notes,
         tensor_core_share=trace.tensor_core_share or 0.0,
         eligible_share=trace.tensor_core_eligible_share,
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from labkit.text import counted
 from labkit.traces.file import TraceError
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.figure import Figure
 
 CLASSES = (  # of the time of a step, in the order of priority
@@ -25,27 +25,9 @@ CLASSES = (  # of the time of a step, in the order of priority
     "cpu_exec",
     "other",
 )
-IDLE_CAUSES = ("host_wait", "host", "kernel_wait", "other")  # of a device's gaps
 
 GRAPHS = "CUDA graphs were launched: some profilers miss the kernels inside them."  # a note
 LISTED = 6  # kernels that changed most
-UNRECORDED = ("kernels_us", "lanes", "began_ns")  # fields that a saved record leaves out
-
-
-def share_cells(shares: Mapping[str, float | None], names: Iterable[str]) -> list[str | None]:
-    """Return shares as the cells of a table's row; None where one is not known."""
-    known = map(shares.get, names)
-    return [None if share is None else f"{share:.1%}" for share in known]
-
-
-@dataclass(frozen=True)
-class TopKernel:
-    """One kernel, by name: its time in µs and its calls, over all steps together."""
-
-    name: str
-    total_us: float
-    calls: int
-    tensor_core: bool
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,8 +39,9 @@ class Breakdown(Result):
     """
 
     source: str  # the file's name
-    device_kind: str  # "gpu", or "cpu" where the trace holds no device activity
-    device_name: str | None  # what the trace calls it; None where it does not, or calls it several
+    # What the trace calls it, "GPU" where it does not or has several kinds; "CPU" where the trace
+    # holds no device activity
+    device_name: str
     steps: int  # that were averaged
     step_us: float  # of the host's mark and the device work launched in it
     kernel_us: float  # a compute kernel runs
@@ -77,25 +60,28 @@ class Breakdown(Result):
     # Time the device runs nothing, by cause: `host_wait_us` (it ran dry: the work that ends the gap
     # was launched after the gap began), `host_us` (so it is while the host is in no operator, call
     # or DataLoader), `kernel_wait_us` (short gaps between work that was already launched),
-    # `other_us`; None each without device activity
-    idle: dict[str, float | None]
-    top_kernels: tuple[TopKernel, ...]  # that took most time
+    # `other_us`; empty without device activity
+    idle: dict[str, float]
+    # That took most time: of each its `name`, `total_us` and `calls` over all steps together, and
+    # whether it is a `tensor_core` one
+    top_kernels: list[dict[str, Any]]
     rank: int | None  # that the file says it is of; None where it does not say
-    notes: tuple[str, ...]  # what was missing or odd, and how it was handled
-    # Shares (0 to 1) of the steps, of `TracePieces.busy`; of a CPU only the collectives'
+    notes: list[str]  # what was missing or odd, and how it was handled
+    # Shares (0 to 1) of the steps, of `TracePieces.busy`. This and what follows: older records may
+    # lack it
     busy: dict[str, float] = field(default_factory=dict)
     # Of `idle["host_us"]`, on a CPU of `other_us`: what is more than Python between two operators
     host_work_us: float = 0.0
-    host_where: tuple[str, ...] = ()  # the annotation and the Python function around most of that
+    # The annotation and the Python function around most of that
+    host_where: list[str] = field(default_factory=list)
     compute_capability: str | None = None  # of the devices, "7.0"; None where it does not tell
-    loader_workers: bool | None = None  # whether the DataLoader has workers; None without one
-    cuda_graphs: bool = False  # whether any were launched, whose kernels may be missing
-    trains: bool | None = None  # whether there is a backward pass or an optimizer, where it tells
-    # µs of a step of every kernel, by name
+    loader_workers: bool = False  # whether it has a DataLoader with workers
+    trains: bool = False  # whether there is a backward pass or an optimizer
+    # Not in a saved record: µs of a step of every kernel by name, when each row of a picture was
+    # active, as `TracePieces.lanes`, and what these count from
     kernels_us: dict[str, float] = field(default_factory=dict, compare=False)
-    # When each row of a picture was active, as `TracePieces.lanes`
     lanes: dict[str, np.ndarray] = field(default_factory=dict, compare=False)
-    began_ns: int = field(default=0, compare=False)  # what the lanes count from
+    began_ns: int = field(default=0, compare=False)
 
     @property
     def class_us(self) -> dict[str, float]:
@@ -114,7 +100,7 @@ class Breakdown(Result):
 
     def recorded(self) -> dict[str, object]:
         """Return all fields that a saved record keeps."""
-        return {name: value for name, value in asdict(self).items() if name not in UNRECORDED}
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
 
     def to_dict(self) -> dict[str, object]:
         """Return everything as JSON-ready values, under the attributes' names."""
@@ -143,14 +129,10 @@ class Breakdown(Result):
 
     def table(self) -> Table:
         """Return the classes of the step, and below them idle time, Tensor Cores and notes."""
-        steps = counted(self.steps, "step")
-        device = self.device_name or self.device_kind.upper()
         title = (
-            f"Trace {self.source}: {steps} of {self.step_us / 1000:,.1f} ms on {device}, "
-            f"{self.utilization:.1%} busy"
+            f"Trace {self.source}: {counted(self.steps, 'step')} of {self.step_us / 1000:,.1f} ms "
+            f"on {self.device_name}, {self.utilization:.1%} busy"
         )
-        if "any_gpu_busy" in self.busy:
-            title += f" (kernels; {self.busy['any_gpu_busy']:.1%} with copies and memsets)"
         rows = [
             (words_of(name), f"{us / 1000:,.2f} ms", f"{us / self.step_us:.1%}")
             for name, us in self.class_us.items()
@@ -162,9 +144,8 @@ class Breakdown(Result):
         if self.busy.get("comm_busy"):
             exposed = f"{self.busy['exposed_comm']:.1%} exposed, with nothing else running"
             foot.append(f"collectives: {self.busy['comm_busy']:.1%} of the time, {exposed}")
-        idle = {words_of(cause): us for cause, us in self.idle.items() if us is not None}
-        if idle:
-            parts = [f"{cause} {us / 1000:,.1f} ms" for cause, us in idle.items()]
+        if self.idle:
+            parts = [f"{words_of(cause)} {us / 1000:,.1f} ms" for cause, us in self.idle.items()]
             foot.append(f"device idle: {', '.join(parts)}")
         if self.tensor_core_share is not None:
             foot.append(
@@ -177,15 +158,6 @@ class Breakdown(Result):
 def words_of(name: str) -> str:
     """Return the name of a time as words: "host_wait_us" is "host wait"."""
     return name.removesuffix("_us").replace("_", " ")
-
-
-class Change(NamedTuple):
-    """What a class or a kernel takes of an average step, µs."""
-
-    name: str
-    before_us: float
-    after_us: float
-    change_us: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -205,15 +177,21 @@ class TraceComparison(Result):
         return f"step {times} ({after.step_us / before.step_us - 1:+.0%}), {busy}"
 
     @property
-    def classes(self) -> list[Change]:
-        """What each class takes of an average step before and after."""
-        return _changes(self.before.class_us, self.after.class_us)
+    def changes(self) -> pandas.DataFrame:
+        """What each class, and the kernels that changed most, take of an average step, by name.
 
-    @property
-    def kernels(self) -> list[Change]:
-        """The same of the kernels that changed most, those first."""
-        changes = _changes(self.before.kernels_us, self.after.kernels_us)
-        return sorted(changes, key=lambda each: -abs(each.change_us))[:LISTED]
+        Columns: `before_us`, `after_us`, `change_us`.
+        """
+        import pandas
+
+        times = [
+            each.class_us | {f"kernel {name}": us for name, us in each.kernels_us.items()}
+            for each in (self.before, self.after)
+        ]
+        table = pandas.DataFrame(times, ["before_us", "after_us"]).T.fillna(0.0)
+        table["change_us"] = table.after_us - table.before_us
+        kernels = table.change_us[len(CLASSES) :].abs().nlargest(LISTED)
+        return table.loc[[*CLASSES, *kernels.index]]
 
     def plot(self) -> Figure:
         """Draw what changed, as bars."""
@@ -222,28 +200,20 @@ class TraceComparison(Result):
         return draw_comparison(self)
 
     def to_dict(self) -> dict[str, object]:
-        """Return µs of a step: of all classes, and of the kernels that changed most."""
-        found: dict[str, object] = {"before": self.before.source, "after": self.after.source}
-        for key in ("step_us", "utilization", "steps"):
-            found[f"before_{key}"] = getattr(self.before, key)
-            found[f"after_{key}"] = getattr(self.after, key)
-        for what in ("classes", "kernels"):
-            found[what] = [each._asdict() for each in getattr(self, what)]
-        return found
+        """Return both traces' sources and the changes."""
+        return {
+            "before": self.before.source,
+            "after": self.after.source,
+            "headline": self.headline,
+            "changes": self.changes.rename_axis("name").reset_index().to_dict("records"),
+        }
 
     def table(self) -> Table:
         """Return the classes, then the kernels that changed most."""
-        rows = []
-        for label, changes in (("", self.classes), ("kernel ", self.kernels)):
-            for each in changes:
-                name = f"{label}{each.name[:60]}"
-                ms = (f"{us / 1000:,.2f}" for us in (each.before_us, each.after_us))
-                rows.append((name, *ms, f"{each.change_us / 1000:+,.2f}"))
+        rows = [
+            (name[:67], f"{before / 1000:,.2f}", f"{after / 1000:,.2f}", f"{change / 1000:+,.2f}")
+            for name, before, after, change in self.changes.itertuples()
+        ]
         head = ("of a step", "ms before", "ms after", "change")
         title = f"{self.before.source} -> {self.after.source}: {self.headline}"
         return Table(rows, head, title)
-
-
-def _changes(before: dict[str, float], after: dict[str, float]) -> list[Change]:
-    took = [(name, before.get(name, 0.0), after.get(name, 0.0)) for name in before | after]
-    return [Change(name, first, second, second - first) for name, first, second in took]

@@ -16,7 +16,7 @@ import numpy as np
 import pandas
 
 from labkit.text import one_line
-from labkit.traces.file import Json, JsonObject, NotATrace, TraceFile
+from labkit.traces.file import ONE_PER_RANK, Json, JsonObject, NotATrace, TraceFile
 
 
 class Kind(IntEnum):
@@ -40,15 +40,15 @@ COPIES = (Kind.MEMCPY, Kind.MEMSET)
 ON_DEVICE = (*KERNELS, *COPIES)
 HOST_WORK = (Kind.COMMUNICATION, Kind.DATALOADER, Kind.CPU_OP)
 
-TRACE_CLASSES = {  # of a step, by priority
-    "kernel": (Kind.KERNEL,),
-    "memcpy": (Kind.MEMCPY,),
-    "memset": (Kind.MEMSET,),
-    "communication": (Kind.COMMUNICATION, Kind.COLLECTIVE_KERNEL),
-    "runtime": (Kind.RUNTIME,),
-    "dataloader": (Kind.DATALOADER,),
-    "cpu_exec": (Kind.CPU_OP,),
-}
+CLASS_KINDS = (  # of `CLASSES` but "other"
+    (Kind.KERNEL,),
+    (Kind.MEMCPY,),
+    (Kind.MEMSET,),
+    (Kind.COMMUNICATION, Kind.COLLECTIVE_KERNEL),
+    (Kind.RUNTIME,),
+    (Kind.DATALOADER,),
+    (Kind.CPU_OP,),
+)
 LANES = {  # rows of a picture of the trace
     "CPU operators": (Kind.CPU_OP,),
     "DataLoader": (Kind.DATALOADER,),
@@ -109,10 +109,10 @@ COLLECTIVE = re.compile(
 
 MOST_NS = 2**61  # the year 2043 in ns since 1970: sums of two stay inside 64 bits
 LONGEST_NAME = 1000  # characters kept; C++ templates run to several thousand
-LONGEST_PLACE = 100  # characters kept of what numbers a process or thread
-MOST_NAMES = 200_000  # that are different, with processes and threads
+LONGEST_PLACE = 100  # characters kept of what numbers a process
+MOST_NAMES = 200_000  # that are different, with processes
 MOST_MALFORMED = 0.01  # of the events
-COLUMNS = ["start", "end", "correlation", "external", "name", "process", "thread", "kind"]
+COLUMNS = ["start", "end", "correlation", "external", "name", "process", "kind"]
 BRIEF = ("", ".")  # the second character of a number below 10
 
 
@@ -126,8 +126,8 @@ def read_events(file: TraceFile) -> tuple[pandas.DataFrame, list[str]]:
     """Read the events of `file` that count, and notes: up to 1% of them may be malformed.
 
     A row for each, sorted by its `start` and with its `end`, in ns; its `kind`, `name`, `process`
-    (of device work the device), `thread`, `launch` (the row of the call that launched this device
-    work, -1 where it is not known), and whether `can_use_tensor_cores`.
+    (a number), `launch` (the row of the call that launched this device work, -1 where it is not
+    known), and whether `can_use_tensor_cores`.
     """
     numbers = array("q")
     texts: dict[str, int] = {}
@@ -145,18 +145,12 @@ def read_events(file: TraceFile) -> tuple[pandas.DataFrame, list[str]]:
         raise file.error(f"has malformed events ({bad:,} of {every:,} that count; {last})")
     notes = [f"{bad:,} malformed events of {every:,} were left out; {last}."] if bad else []
     events = pandas.DataFrame(rows, columns=COLUMNS).sort_values("start", kind="stable")
-    words = [*map(one_line, texts)]
-    words = pandas.Series(pandas.Categorical(words, [*dict.fromkeys(words)]))
-    events = events.reset_index(drop=True).assign(
-        name=words.take(events["name"]).array, process=words.take(events["process"]).array
-    )
-    ranks = sorted(events.process[events.kind == Kind.STEP].unique())
-    if len(ranks) > 1:
-        raise file.error(
-            f"has the steps of {len(ranks)} ranks (processes {', '.join(ranks[:4])})",
-            "write one file per rank, as torch.profiler.tensorboard_trace_handler(folder, "
-            "f'rank{rank}') does, and give the folder",
-        )
+    words = np.array([*map(one_line, texts)], dtype=object)
+    events = events.reset_index(drop=True)
+    events["name"] = pandas.Categorical(words[events["name"]])
+    ranks = events.process[events.kind == Kind.STEP].nunique()
+    if ranks > 1:
+        raise file.error(f"has the steps of {ranks} ranks", ONE_PER_RANK)
     if events.kind.isin([Kind.ANNOTATION, Kind.PYTHON]).all():
         raise file.error("has no timed event of torch.profiler", kind=NotATrace)
     return _tied(events), notes
@@ -187,7 +181,6 @@ def _row(event: Json, texts: dict[str, int]) -> tuple[int, ...]:
         _identifier(arguments.get("External id") or arguments.get("external id")),
         texts.setdefault(str(event["name"])[:LONGEST_NAME], len(texts)),
         texts.setdefault(str(process)[:LONGEST_PLACE], len(texts)),
-        texts.setdefault(str(event.get("tid"))[:LONGEST_PLACE], len(texts)),
         kind,
     )
 

@@ -31,7 +31,6 @@ SHORT_EVENTS = 100_000  # that may have fewer characters than
 LEAST_EVENT = 64  # a real one
 MAX_TRACES = 1_024  # in a folder or an archive, one for each rank
 MAX_MEMBERS = 50_000  # in an archive, whatever they are
-TAR_BLOCK = 512  # bytes: the header of a member
 MAX_HEADER = 2**16  # bytes of what a tar archive says beyond it
 
 # A JSON value. Numbers stay text: the few that are used are converted with a bound on their size,
@@ -142,18 +141,6 @@ class TraceFile:
 
 
 # == a folder or an archive of traces, one for each rank ==
-
-
-def holds_several(path: str | os.PathLike) -> bool:
-    """Return whether `path` is a folder or a tar archive; all else is read as one trace."""
-    try:
-        if os.path.isdir(path):
-            return True
-        with unpacked(path, MAX_ARCHIVE) as plain:
-            tarfile.TarInfo.frombuf(plain.read(TAR_BLOCK), "utf-8", "replace")
-        return True
-    except (OSError, ValueError, *BROKEN):
-        return False
 
 
 def files_in(path: Path) -> Iterator[TraceFile]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import TYPE_CHECKING, NoReturn
 
 from labkit.results.result import Result, Table
-from labkit.traces.breakdown import Breakdown, share_cells
+from labkit.traces.breakdown import Breakdown
 from labkit.traces.file import TraceError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class RankTraces(Result):
 
     source: str
     ranks: tuple[Breakdown, ...]
-    notes: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -44,51 +44,47 @@ class RankTraces(Result):
         """Refuse: one rank is compared with another."""
         raise TraceError(f"{self.source!r} holds several ranks: compare one of its .ranks.")
 
-    @property
-    def collective_us(self) -> dict[int | None, float]:
-        """µs of a step that each rank is in collectives, in which it also waits for others."""
-        return {each.rank: each.busy.get("comm_busy", 0.0) * each.step_us for each in self.ranks}
+    def _collectives(self) -> tuple[int | None, float, float]:
+        """Return who is in collectives for least time, for how long, and the others' median.
+
+        In µs of a step; there a rank also waits for the others.
+        """
+        spent = {each.rank: each.busy.get("comm_busy", 0.0) * each.step_us for each in self.ranks}
+        late = min(spent, key=spent.__getitem__)
+        own = spent.pop(late)
+        return late, own, median(spent.values() or [own])
 
     @property
     def straggler(self) -> int | None:
         """The rank that the others wait for, so that it waits least; None where none stands out."""
-        spent = self.collective_us
-        late = min(spent, key=spent.__getitem__)
-        own = spent.pop(late)
+        late, own, others = self._collectives()
         enough = WORTH_NAMING_A_STRAGGLER * fmean(each.step_us for each in self.ranks)
-        return late if median(spent.values() or [0.0]) - own >= enough else None
+        return late if others - own >= enough else None
 
     @property
     def headline(self) -> str:
         """Say which rank the others wait for."""
-        late = self.straggler
-        if late is None:
+        if self.straggler is None:
             return "no rank keeps the others waiting"
-        spent = self.collective_us
-        own = spent.pop(late) / 1000
+        late, own, others = self._collectives()
         return (
-            f"rank {late} is the straggler: it is in collectives for {own:,.1f} ms of a step, the "
-            f"others, which wait for it, for {median(spent.values()) / 1000:,.1f} ms (median)"
+            f"rank {late} is the straggler: it is in collectives for {own / 1000:,.1f} ms of a "
+            f"step, the others, which wait for it, for {others / 1000:,.1f} ms (median)"
         )
 
-    def timeline(self, start_ms: float | None = None, end_ms: float | None = None) -> Figure:
-        """Draw when the first rank and the straggler computed and were in collectives.
-
-        Args:
-            start_ms: Where the picture begins, after the start of the first of the two.
-            end_ms: Where it ends; all is drawn where it is not given.
-        """
+    def timeline(self) -> Figure:
+        """Draw when the first rank and the straggler computed and were in collectives."""
         from labkit.view.analysis_figures import draw_timeline
 
         shown = [each for each in self.ranks if each.rank in (self.ranks[0].rank, self.straggler)]
         began_ns = min(each.began_ns for each in shown)
-        lanes = {}
-        for each in shown:
-            late_ms = (each.began_ns - began_ns) / 1e6
-            for kind in RANK_LANES:
-                if kind in each.lanes:
-                    lanes[f"rank {each.rank}: {kind}"] = each.lanes[kind] + late_ms
-        return draw_timeline(self.source, lanes, start_ms, end_ms)
+        lanes = {
+            f"rank {each.rank}: {kind}": each.lanes[kind] + (each.began_ns - began_ns) / 1e6
+            for each in shown
+            for kind in RANK_LANES
+            if kind in each.lanes
+        }
+        return draw_timeline(self.source, lanes)
 
     def plot(self) -> Figure:
         """Draw the timeline; the table has every rank's average step."""
@@ -101,15 +97,19 @@ class RankTraces(Result):
             "straggler": self.straggler,
             "headline": self.headline,
             "ranks": [each.to_dict() for each in self.ranks],
-            "notes": list(self.notes),
+            "notes": self.notes,
         }
 
     def table(self) -> Table:
         """Return a row for each rank: its step, and shares of it."""
-        rows = []
-        for each in self.ranks:
-            cells = share_cells(each.busy, RANK_COLUMNS)
-            rows.append((each.rank, f"{each.step_us / 1000:,.2f} ms", *cells))
+        rows = [
+            (
+                each.rank,
+                f"{each.step_us / 1000:,.2f} ms",
+                *(f"{each.busy.get(share, 0.0):.1%}" for share in RANK_COLUMNS),
+            )
+            for each in self.ranks
+        ]
         late = self.straggler
         return Table(
             rows,

@@ -12,13 +12,14 @@ import numpy as np
 import pandas
 
 from labkit.text import counted
+from labkit.traces.breakdown import CLASSES
 from labkit.traces.events import (
+    CLASS_KINDS,
     COPIES,
     HOST_WORK,
     KERNELS,
     LANES,
     ON_DEVICE,
-    TRACE_CLASSES,
     Kind,
     uses_tensor_cores,
 )
@@ -47,7 +48,7 @@ def find_steps(events: pandas.DataFrame) -> tuple[np.ndarray, list[str]]:
     marks = events[(events.kind == Kind.STEP) & (events.end > events.start)]
     if marks.empty:
         notes.append("No ProfilerStep marks (call prof.step()): the whole span is one step.")
-        host = events.kind.isin([*HOST_WORK, Kind.STEP])
+        host = events.kind.isin(HOST_WORK)
         whole = events[host if host.any() else events.kind.isin([Kind.RUNTIME, *ON_DEVICE])]
         marks = pandas.DataFrame({"start": [whole.start.min()], "end": [whole.end.max()]})
     starts, ends = np.array(marks.start), np.array(marks.end)
@@ -56,23 +57,18 @@ def find_steps(events: pandas.DataFrame) -> tuple[np.ndarray, list[str]]:
     call = events.iloc[launched.launch]
     step = np.searchsorted(starts, call.start, side="right") - 1
     known = (step >= 0) & (np.array(call.end) <= ends[step])
-    work = launched.loc[known]
-    step = step[known]
+    work, step = launched[known], step[known]
+    np.maximum.at(ends, step, work.end)
     launches = np.bincount(step, minlength=len(starts))
-    complete = int(np.flatnonzero(launches).max(initial=len(starts) - 1 if work.empty else 0)) + 1
-    if complete > 1 and launches[complete - 1] < COMPLETE * launches[complete - 2]:
-        complete -= 1
+    complete = np.flatnonzero(launches >= COMPLETE * np.median(launches)).max() + 1
     if dropped := len(starts) - complete:
         notes.append(f"Dropped the last {counted(dropped, 'step')}: their kernels are missing.")
-    np.maximum.at(ends, step, work["end"])
-    before = starts[0]
-    if 0 in step:
-        # Work launched before the first mark delays the first step's own.
-        others = events[events.kind.isin(ON_DEVICE)].drop(work.index)
-        early = others.end[others.end < work["start"][step == 0].min()]
-        before = max(before, early.max()) if len(early) else before
-    ends = np.maximum.accumulate(np.maximum(ends, before))
-    starts = np.maximum(starts, np.append(before, ends[:-1]))
+    # Work launched before the first mark delays the first step's own.
+    others = events[events.kind.isin(ON_DEVICE)].drop(work.index)
+    before = others.end[others.end < work.start[step == 0].min()]
+    starts[0] = np.append(before, starts[0]).max()
+    ends = np.maximum.accumulate(np.maximum(ends, starts[0]))
+    starts[1:] = np.maximum(starts[1:], ends[:-1])
     found = np.column_stack([starts, ends])[:complete]
     return found[found[:, 1] > found[:, 0]], notes
 
@@ -93,6 +89,7 @@ class TracePieces:
         in_steps = self._covered(*number[2 * count :].reshape(2, -1))
         self.length = np.where(in_steps, np.diff(self.edges), 0)  # ns
         self.total = int(self.length.sum())  # ns
+        self.on_gpu = bool(events.kind.isin(ON_DEVICE).any())
         # `inside`: how much of each event's time is in the steps, ns
         self.events = events.assign(inside=self._passed(self.length))
 
@@ -120,7 +117,7 @@ class TracePieces:
         """Return when each class has the time, and `other`: the first that is active, as masks."""
         found = {}
         rest = np.ones(len(self.length), dtype=bool)
-        for name, kinds in TRACE_CLASSES.items():
+        for name, kinds in zip(CLASSES, CLASS_KINDS, strict=False):
             found[name] = rest & self.active(*kinds)
             rest &= ~found[name]
         return found | {"other": rest}
@@ -128,21 +125,17 @@ class TracePieces:
     def busy(self) -> dict[str, np.ndarray]:
         """Return when devices work, as masks; of several, when any of them does.
 
-        In `kernel_busy` a kernel runs, in `any_gpu_busy` that or a copy or memset, in
-        `compute_busy` a kernel that computes, in `comm_busy` a collective, in `exposed_comm`
-        nothing but collectives; in `dataloader_share` the host waits for the DataLoader, whatever
-        the device does. Of a CPU there are only its collectives (Gloo).
+        In `compute_busy` they compute, in `comm_busy` there is a collective, in `exposed_comm`
+        nothing else, in `idle` nothing at all; of a CPU operators compute, and collectives are
+        Gloo's. In `dataloader_share` the host waits for the DataLoader, whatever they do.
         """
-        if not self.events.kind.isin(ON_DEVICE).any():
-            sent = self.active(Kind.COMMUNICATION)
-            return {"comm_busy": sent, "exposed_comm": sent & ~self.active(Kind.CPU_OP)}
-        computing = self.active(Kind.KERNEL)
-        collective = self.active(Kind.COLLECTIVE_KERNEL)
-        other_work = computing | self.active(*COPIES)
+        working, sending = Kind.KERNEL, Kind.COLLECTIVE_KERNEL
+        if not self.on_gpu:
+            working, sending = Kind.CPU_OP, Kind.COMMUNICATION
+        collective = self.active(sending)
+        other_work = self.active(working, *COPIES)
         return {
-            "kernel_busy": computing | collective,
-            "any_gpu_busy": other_work | collective,
-            "compute_busy": computing,
+            "compute_busy": self.active(working),
             "comm_busy": collective,
             "exposed_comm": collective & ~other_work,
             "idle": ~(other_work | collective),
@@ -164,22 +157,15 @@ class TracePieces:
         glue = min(GLUE_NS, GLUE_SHARE * self.total / len(self.steps))
         return outside & (np.bincount(stretch, self.length)[stretch] > glue)
 
-    def host_where(self) -> tuple[str, ...]:
-        """Name the annotation and Python function that are the shortest to cover half of that.
-
-        On the thread of the steps' marks: others may only wait.
-        """
+    def host_where(self) -> list[str]:
+        """Name the annotation and Python function that are the shortest to cover half of that."""
         events = self.events.assign(covered=self._passed(self.length * self.host_work))
-        half = 0.5 * self.length[self.host_work].sum()
-        on_it = events.thread.isin(events.thread[events.kind == Kind.STEP])
-        found = []
-        for kind in (Kind.ANNOTATION, Kind.PYTHON) if half else ():
-            around = events[(events.kind == kind) & on_it]
-            names = around.groupby("name", observed=True)[["covered", "inside"]].sum()
-            names = names[(names.covered >= half) & ~names.index.str.startswith(BUILT_IN)]
-            if len(names):
-                found.append(str(names.inside.idxmin()))
-        return tuple(found)
+        named = events.kind.isin([Kind.ANNOTATION, Kind.PYTHON])
+        around = events[named & ~events.name.str.startswith(BUILT_IN)]
+        names = around.groupby(["kind", "name"], observed=True)[["covered", "inside"]].sum()
+        half = max(1, 0.5 * self.length[self.host_work].sum())
+        shortest = names.inside[names.covered >= half].groupby("kind").idxmin()
+        return [name for _, name in shortest]
 
     def idle(self) -> dict[str, np.ndarray]:
         """Return when no device ran anything, by cause, as masks.
@@ -215,23 +201,22 @@ class TracePieces:
     def kernels(self) -> pandas.DataFrame:
         """Return the kernels that run in the steps, by name, those that take most time first.
 
-        Of each `us` is how long it runs there, in `calls` calls, `uses` whether it computes on
-        Tensor Cores, `could_us` how long its operators can.
+        Of each `total_us` is how long it runs there, in `calls` calls, `tensor_core` whether it
+        computes on Tensor Cores, `eligible_us` how long its operators can.
         """
         kernels = self.events[self.events.kind.isin(KERNELS) & (self.events.inside > 0)]
         us = kernels.inside / 1000
-        uses = pandas.Series(kernels.name).map(uses_tensor_cores).astype(bool)
+        uses = kernels.name.map(uses_tensor_cores).astype(bool)
         # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
-        kernels = kernels.assign(
-            us=us, uses=uses, could_us=us * (uses | kernels.can_use_tensor_cores)
-        )
+        eligible_us = us * (uses | kernels.can_use_tensor_cores)
+        kernels = kernels.assign(us=us, uses=uses, eligible_us=eligible_us)
         by_name = kernels.groupby("name", observed=True).agg(
-            us=("us", "sum"),
+            total_us=("us", "sum"),
             calls=("us", "count"),
-            uses=("uses", "first"),
-            could_us=("could_us", "sum"),
+            tensor_core=("uses", "first"),
+            eligible_us=("eligible_us", "sum"),
         )
-        return by_name.sort_values("us", ascending=False, kind="stable")
+        return by_name.sort_values("total_us", ascending=False, kind="stable")
 
     def lanes(self) -> dict[str, np.ndarray]:
         """Return the steps and when each lane is active: (n, 2) starts and ends, in ms.

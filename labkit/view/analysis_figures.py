@@ -21,11 +21,11 @@ def draw_trace(breakdown: Breakdown) -> Figure:
     rows = [(words_of(name), us, "time of a step") for name, us in breakdown.class_us.items()]
     rows += [(f"idle: {words_of(name)}", us, "idle") for name, us in breakdown.idle.items()]
     for place, each in enumerate(breakdown.top_kernels[:MOST_KERNELS], 1):  # names begin alike
-        rows.append((f"{place}. {each.name[:40]}", each.total_us / breakdown.steps, "top kernels"))
+        us = each["total_us"] / breakdown.steps
+        rows.append((f"{place}. {each['name'][:40]}", us, "top kernels"))
     table = pandas.DataFrame([row for row in rows if row[1]], columns=["name", "ms", "what"])
-    device = breakdown.device_name or breakdown.device_kind.upper()
     steps = f"{counted(breakdown.steps, 'step')} of {breakdown.step_us / 1e3:,.1f} ms on average"
-    title = f"{device}: {breakdown.utilization:.0%} of a step computing; {steps}"
+    title = f"{breakdown.device_name}: {breakdown.utilization:.0%} of a step computing; {steps}"
     return plot(table.assign(ms=table["ms"] / 1e3), "name", "ms", "what", title=title)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from labkit.course.challenge import Answer, Goal, code
 from labkit.results.templates import entries
-from labkit.traces.public import LANES_FILE
+from labkit.traces.public import STORED_FILE
 
 ERROR = "largest error"
 RIGHT = "share of right answers"
@@ -120,7 +120,7 @@ def gap(answer: Answer) -> Mapping[str, float]:
     errors = []
     right = []
     for name in EXCERPTS:
-        lanes = entries(LANES_FILE)[name]
+        lanes = entries(STORED_FILE)[name][0]["lanes"]
         length_ms, active = largest_gap(lanes)
         found_ms, found = answer(copy.deepcopy(lanes))
         errors.append(abs(found_ms - length_ms))
