@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import multiprocessing
 import pkgutil
 from collections.abc import Iterable, Iterator
@@ -73,16 +72,12 @@ def run_pipeline(
 ) -> None:
     """Set up the pipeline that `order` describes, and train."""
     job = settled(order["pipeline"], here, log)
-    if "module" in order:
-        made = importlib.import_module(order["module"])
-        trainer, loader = made.prepare(order, job, device, folder, log)
-    else:
-        dataset = data.make_dataset(job, Path(order["cache"]) / "data", log)
-        log.stage("building the model")
-        trainer = Trainer(job, device)
-        compile_model(trainer, log)
-        items = planted(order["fault"], dataset, trainer)  # it may put another loader in place
-        loader = data.make_loader(items, job)
+    dataset = data.make_dataset(job, Path(order["cache"]) / "data", log)
+    log.stage("building the model")
+    trainer = Trainer(job, device)
+    compile_model(trainer, log)
+    items = planted(order["fault"], dataset, trainer)  # it may put another loader in place
+    loader = data.make_loader(items, job)
     timeline = make_timeline(log, folder, device)
     with lines_of(loader, folder):
         iterator = begun(loader, job, log)
@@ -104,7 +99,7 @@ def settled(asked: Settings, here: Settings, log: EventLog, **not_applied: str) 
 
 
 def planted(fault: str | None, dataset: Any, trainer: object) -> Any:
-    """Plant a fault of a test or of the fault set; return what the dataset becomes.
+    """Plant the slow script, or a fault of a test or the fault set; return the dataset's like.
 
     It is "module:function:argument", called with the argument, the dataset and the trainer.
     """
