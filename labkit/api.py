@@ -254,7 +254,7 @@ def launch(
 
     Args:
         spec: A Pipeline, a Grid, Distributed ranks.
-        fault: Planted in the bench (`labkit.bench.carry_out.planted`).
+        fault: Planted in the bench (`labkit.bench.carry_out.prepare`).
         source: The user's own dataset, or function, that the bench is to use.
 
     Raises:

@@ -5,13 +5,11 @@
 the commands `bench` and `telemetry`, to which the supervisor adds its own pid, and `after`, a
 command for when the run is over, or None.
 
-`spec.json` is the bench's order: the `run`, labkit's folder of this user (`cache`), a `fault` that
-a test plants (`bench.carry_out.planted`), and what the log's first event has too: the `pipeline`
+`spec.json` is the bench's order: the `run`, labkit's folder of this user (`cache`), a `fault` to
+plant (`bench.carry_out.prepare`), and what the log's first event has too: the `pipeline`
 (the knobs; of a function only its device), and
 - of a function to measure its name (`measure`) and the arguments of each call (`points`),
-- of ranks `ranks`, `no_sync`, and `starve` ({rank: its own values of knobs}),
-- of another training script than the bench's own its `module`, whose `prepare` makes the trainer
-  and the loader, and `script` ({"fixes": their names}).
+- of ranks `ranks`, `no_sync`, and `starve` ({rank: its own values of knobs}).
 A user's own dataset or function is found by `source`: its `payload` (a file in the run's folder),
 their `cwd`, and the `path` to import from.
 """

@@ -30,8 +30,7 @@ def judged(key, name):
     answers = {"solution": TASKS[key].example, **WRONG.get(key, {})}
     verdict = lk.challenge(key).check(answers[name])
     assert bool(verdict) == (name == "solution"), verdict
-    assert verdict.lines or verdict.why
-    assert verdict or verdict.hint
+    assert verdict.lines and (verdict or verdict.hint)
 
 
 @pytest.fixture
@@ -68,24 +67,25 @@ def test_answers_are_judged_by_what_they_measure_in_a_process_of_their_own(key):
     judged(key, "solution")
 
 
-def test_each_notebook_has_a_challenge():
-    assert {key[:2] for key in TASKS} == {path.name[:2] for path in NOTEBOOKS.glob("*.ipynb")}
+def test_each_notebook_but_the_capstone_which_is_one_has_a_challenge():
+    notebooks = {path.name[:2] for path in NOTEBOOKS.glob("*.ipynb")}
+    assert {key[:2] for key in TASKS} == notebooks - {"08"}
 
 
 @pytest.mark.parametrize("key", TASKS)
 def test_a_challenge_is_posed_and_has_hints_a_cheat_that_fails_and_a_solution(key):
     task = TASKS[key]
-    assert task.title and task.text and task.hints
+    assert task.text and task.hints
     [notebook] = NOTEBOOKS.glob(f"{key[:2]}_*.ipynb")
     assert f'lk.challenge(\\"{key}\\")' in notebook.read_text(encoding="utf-8")
     cheats = [name for name in WRONG.get(key, ()) if name.startswith("cheat")]
     assert cheats, f"give {key!r} a cheat in tests/wrong_answers.py"
     posed = lk.challenge(key)
-    assert task.title in repr(posed) and posed._repr_html_()
+    assert task.text in repr(posed)
     challenge.TRIES[key] = 1
     if isinstance(task, CodeChallenge):
         assert posed.solution().startswith(("def ", "class "))
-    elif key not in ("04-fit", "08-two-fixes"):  # there a goal tells
+    elif key != "04-fit":  # there a goal tells
         for name in cheats:
             with pytest.raises(ValueError, match="not the same work"):
                 task.spec(WRONG[key][name])
@@ -99,9 +99,7 @@ def raises(*_):
     "key, answer, words",
     [
         ("04-fit", {"step": 1}, "Unknown knob step=1"),
-        ("08-two-fixes", lk.Pipeline(), "The answer is a dict"),
-        ("08-two-fixes", {"fixes": 3}, "not iterable"),
-        ("04-fit", {}, "what you were given"),
+        ("04-fit", 3, "The answer is a dict"),
         ("07-graph-break", 5, "The answer is a function"),
         ("12-cache", 5, "The answer is a class"),
         ("11-choose", raises, "RuntimeError: mine"),
@@ -109,14 +107,14 @@ def raises(*_):
 )
 def test_an_answer_that_cannot_be_run_gets_a_sentence(key, answer, words, here):
     verdict = lk.challenge(key).check(answer)
-    assert not verdict and words in verdict.why, verdict
+    assert not verdict and words in repr(verdict), verdict
 
 
 def test_hints_come_one_at_a_time_and_a_solution_after_a_try():
     task = TASKS["00-first"]
     challenge.TRIES.clear()
     verdict = lk.challenge(task.key).check(...)
-    assert not verdict and verdict.why == "No answer yet." and not verdict.hint
+    assert not verdict and "No answer yet." in repr(verdict) and not verdict.hint
     assert "Try it first" in lk.challenge(task.key).solution()
     hints = [lk.challenge(task.key).check(task.start).hint for _ in range(3)]
     assert hints == [*task.hints, task.hints[-1]]
@@ -135,5 +133,4 @@ def test_a_guess_is_written_down_before_and_judged_after():
     run = lk.recorded("workers-0")
     assert lk.guess("busy", ...).settle(run).measured == run.utilization
     assert "no guess" in repr(lk.guess("blank", None).settle(0.5))
-    with pytest.raises(ValueError, match="no guess: give a number, a text, or None"):
-        lk.guess("busy", [0.5])
+    assert lk.guess("no row", 2).settle(float("nan")).measured is None

@@ -9,14 +9,13 @@ import time
 import torch
 from torch.nn.functional import cross_entropy
 
-from labkit.course.challenges import plain_python, pytorch
+from labkit.course.challenges import code
 
 KNOBS = {
     "00-first": {"cheat: no storage wait": {"io_ms": 0.0}},
     "02-feed": {"cheat: no augmentation": {"augment": 0}},
     "03-stalls": {"cheat: fewer stalls": {"stall_every": 100}},
     "04-fit": {"cheat: fewer samples": {"batch_size": 64, "accumulation_steps": 16, "steps": 1}},
-    "08-two-fixes": {"cheat: three fixes": {"fixes": ["data", "items", "copies"]}},
 }
 
 
@@ -72,11 +71,11 @@ CODE = {
         "cheat: FP32": in_fp32,
     },
     "06-loop": {"a step for each": a_step_each, "cheat: large batches": joined_groups},
-    "07-graph-break": {"as given": pytorch.broken, "cheat": lambda x: torch.relu(x * 2) * 0.5},
+    "07-graph-break": {"as given": code.broken, "cheat": lambda x: torch.relu(x * 2) * 0.5},
     "11-choose": {"cheat: always none": lambda *_: None},
     "12-cache": {"copied each time": Concatenated, "cheat: only the new ones": NewOnes},
     "09-all-reduce": {"cheat: a blackboard": blackboard},
     "10-gap": {
-        "cheat: always the loader": lambda lanes: (plain_python.largest_gap(lanes)[0], "DataLoader")
+        "cheat: always the loader": lambda lanes: (code.largest_gap(lanes)[0], "DataLoader")
     },
 }  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import multiprocessing
 import pkgutil
 from collections.abc import Iterable, Iterator
@@ -67,8 +66,7 @@ def run_pipeline(
 ) -> None:
     """Set up the pipeline that `order` describes, train, and look at its steps once more."""
     job = settled(order["pipeline"], here, log)
-    set_up = importlib.import_module(order["module"]).prepare if "module" in order else prepare
-    trainer, loader = set_up(order, job, device, log)
+    trainer, loader = prepare(order, job, device, log)
     xray.keep_time(job)
     steps, iterator = trained(trainer, loader, job, folder, log)
     xray.look(trainer, iterator, job, steps, folder, log)
@@ -88,7 +86,7 @@ def settled(asked: Settings, here: Settings, log: EventLog, **not_applied: str) 
 def prepare(
     order: Order, job: Job, device: torch.device, log: EventLog, kind: type[Trainer] = Trainer
 ) -> tuple[Trainer, DataLoader]:
-    """Return what trains, of a `kind`, and its loader; with the fault of a test, if any, planted.
+    """Return what trains, of a `kind`, and its loader; with the slow script or a fault, if any, planted.
 
     That is "module:function:argument", called with the argument, the dataset and the trainer.
     """

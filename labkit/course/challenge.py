@@ -8,17 +8,14 @@ what the answer measured, never a traceback of ours.
 
 from __future__ import annotations
 
-import html
 import inspect
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from labkit.api import Measurements, Run, launch
-from labkit.course.slow_script import SlowScript
+from labkit.api import Run, launch
 from labkit.knobs import check_names
 from labkit.results.result import Result, Table
 from labkit.spec import Pipeline
@@ -28,34 +25,31 @@ if TYPE_CHECKING:
 
 TRIES: Counter[str] = Counter()  # of each challenge
 FASTER = "samples/s over the baseline's"
+KIND = "The answer is a dict of changes or a Pipeline"
 
 Answer = Callable[..., Any]  # the user's function or class
-Finished = TypeVar("Finished", Run, Measurements)
-
-
-class Refused(Exception):
-    """The answer does other work than the task asks for; the message says what it does."""
+Check = Callable[[Answer], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A number that an answer is judged by, and the range in which it has to be."""
+    """A number that an answer is judged by, and what it has to be at least, or at most."""
 
     what: str  # as the user sees it: "samples/s over the baseline's"
-    at_least: float = -math.inf
-    at_most: float = math.inf
+    at: Literal["least", "most"]
+    limit: float
 
     def met(self, value: float | None) -> bool:
-        """Return whether `value` is in the range; a missing number is not."""
-        return value is not None and self.at_least <= value <= self.at_most
+        """Return whether `value` is on the right side of the limit; a missing number is not."""
+        if value is None:
+            return False
+        return value >= self.limit if self.at == "least" else value <= self.limit
 
     def judged(self, value: float | None) -> str:
         """Say whether it is met, and what was measured."""
         measured = "nothing" if value is None else f"{value:.4g}"
-        marks = {"at least": self.at_least, "at most": self.at_most}
-        words = [f"{word} {mark:g}" for word, mark in marks.items() if math.isfinite(mark)]
         is_met = "yes" if self.met(value) else "no"
-        return f"{is_met}: {self.what}: {' and '.join(words)}; measured {measured}"
+        return f"{is_met}: {self.what}: at {self.at} {self.limit:g}; measured {measured}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,18 +58,17 @@ class Verdict(Result):
 
     key: str
     passed: bool
-    lines: tuple[str, ...] = ()  # what was expected, and what was measured
-    why: str = ""  # why there is no judgement
+    lines: tuple[str, ...]  # what was expected and measured, or why there is no judgement
     hint: str = ""
 
     def __bool__(self) -> bool:
         return self.passed
 
     def table(self) -> Table:
-        """Return a line for each goal, and below them the reason and the hint."""
+        """Return a line for each goal, and below them the hint."""
         hint = f"Hint: {self.hint}" if self.hint else ""
         title = f"{self.key}: {'PASSED' if self else 'not yet'}"
-        return Table([(line,) for line in self.lines], title=title, foot=(self.why, hint))
+        return Table([(line,) for line in self.lines], title=title, foot=[hint])
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,10 +76,9 @@ class Challenge:
     """One challenge: read it, `.check(answer)` it, ask for the `.solution()` after a try."""
 
     key: str  # "02-feed": notebook and name
-    title: str
     text: str
     hints: tuple[str, ...]
-    example: Pipeline | SlowScript | Answer  # of an answer that passes
+    example: Pipeline | Answer  # of an answer that passes
 
     rules = ""  # the kind of answer that is expected, and what it may change
 
@@ -97,20 +89,18 @@ class Challenge:
     def check(self, answer: object) -> Verdict:
         """Run the answer apart from the kernel and judge it. `...` stands for no answer yet."""
         if answer is None or answer is ...:
-            return Verdict(self.key, passed=False, why="No answer yet.")
-        measured = {}
-        why = ""
+            return Verdict(self.key, False, ("No answer yet.",))
+        TRIES[self.key] += 1
         try:
             measured = self.attempt(answer)
+            passed = all(goal.met(value) for goal, value in measured.items())
+            lines = tuple(goal.judged(value) for goal, value in measured.items())
         except Exception as problem:  # whatever the user's answer raises
-            why = str(problem)
-        passed = not why and all(goal.met(value) for goal, value in measured.items())
-        TRIES[self.key] += 1
+            passed, lines = False, (str(problem),)
         hint = "" if passed else self.hints[min(TRIES[self.key], len(self.hints)) - 1]
-        lines = tuple(goal.judged(value) for goal, value in measured.items())
-        return Verdict(self.key, passed, lines, why, hint)
+        return Verdict(self.key, passed, lines, hint)
 
-    def solution(self) -> Pipeline | SlowScript | str:
+    def solution(self) -> Pipeline | str:
         """Return a solution that passes; after a first try only."""
         if not TRIES[self.key]:
             return "Try it first: check an answer of your own, then ask again."
@@ -119,17 +109,14 @@ class Challenge:
         return self.example
 
     def __repr__(self) -> str:
-        return f"Challenge {self.key}: {self.title}\n{self.text}\n{self.rules}"
-
-    def _repr_html_(self) -> str:
-        return f"<pre style='white-space: pre-wrap'>{html.escape(repr(self))}</pre>"
+        return f"Challenge {self.key}: {self.text}\n{self.rules}"
 
 
 @dataclass(frozen=True, repr=False)
 class KnobChallenge(Challenge):
     """Answered with `start` in which knobs of `free` are changed: a spec, or a dict of changes."""
 
-    start: Pipeline | SlowScript
+    start: Pipeline
     free: tuple[str, ...]
     faster: float | None = None  # a multiple of the samples/s of `start`
     goals: Mapping[Goal, Callable[[Run], float | None]] = field(default_factory=dict)
@@ -137,24 +124,16 @@ class KnobChallenge(Challenge):
     @property
     def rules(self) -> str:
         """The kind of answer that is expected, what it may change, and of what."""
-        return f"{self._kind}; only {', '.join(self.free)} may change.\n\n{self.start}"
+        return f"{KIND}; only {', '.join(self.free)} may change.\n\n{self.start}"
 
-    @property
-    def _kind(self) -> str:
-        return f"The answer is a dict of changes or a {type(self.start).__name__}"
-
-    def spec(self, answer: object) -> Pipeline | SlowScript:
+    def spec(self, answer: object) -> Pipeline:
         """Return what is to be run; raises ValueError, saying why, if that is not an answer."""
         spec = self.start.but(**answer) if isinstance(answer, dict) else answer
-        if not isinstance(spec, type(self.start)):
-            raise ValueError(f"{self._kind}, this is {type(answer).__name__}.")
-        given = vars(self.start)
-        changed = [name for name, value in vars(spec).items() if value != given[name]]
-        if not changed:
-            raise ValueError("This is what you were given: change one of the allowed knobs.")
-        if held := [name for name in changed if name not in self.free]:
-            only = f"only {', '.join(self.free)} may change, or it is not the same work"
-            raise ValueError(f"Leave {', '.join(held)} as given: {only}.")
+        if not isinstance(spec, Pipeline):
+            raise ValueError(f"{KIND}, this is {type(answer).__name__}.")
+        changed = spec.but(**{name: getattr(self.start, name) for name in self.free})
+        if changed != self.start:
+            raise ValueError(f"Only {', '.join(self.free)} may change, or it is not the same work.")
         return spec
 
     def attempt(self, answer: object) -> Mapping[Goal, float | None]:
@@ -163,24 +142,19 @@ class KnobChallenge(Challenge):
         measured = {goal: of(run) for goal, of in self.goals.items()}
         if self.faster is not None:
             speedup = run.compare(baseline(self.start)).speedup
-            measured[Goal(FASTER, at_least=self.faster)] = speedup
+            measured[Goal(FASTER, "least", self.faster)] = speedup
         return measured
 
 
-def run_of(spec: Pipeline | SlowScript) -> Run:
-    """Run a spec to its end."""
-    return finished(launch(spec))
+def run_of(spec: Pipeline) -> Run:
+    """Run a spec to its end; raises ValueError where it does not get there."""
+    run = launch(spec).wait_or_raise()
+    if run.outcome != "finished":
+        raise ValueError(f"It did not finish. {run.error or run.outcome}")
+    return run
 
 
 baseline = cache(run_of)  # this session's run of what was given
-
-
-def finished(started: Finished) -> Finished:
-    """Return what was started when it is over; raises ValueError where it did not finish."""
-    started.wait_or_raise()
-    if started.outcome != "finished":
-        raise ValueError(f"It did not finish. {started.error or started.outcome}")
-    return started
 
 
 @dataclass(frozen=True, repr=False)
@@ -188,7 +162,7 @@ class CodeChallenge(Challenge):
     """Answered with a function or a class, which `numbers_of` tries out on the bench."""
 
     goals: tuple[Goal, ...]
-    numbers_of: Callable[[Answer], Mapping[str, float]]
+    numbers_of: Check
 
     @property
     def rules(self) -> str:
@@ -213,7 +187,7 @@ class CodeChallenge(Challenge):
             assert isinstance(posed, CodeChallenge)
             return {"measured": posed.numbers_of(answer)}
 
-        row = finished(measure(exercise, wait=False)).rows.iloc[0]
+        row = measure(exercise, wait=False).wait_or_raise().rows.iloc[0]
         if row["error"]:
             raise ValueError(row["error"])
         return row["measured"]
@@ -221,16 +195,15 @@ class CodeChallenge(Challenge):
 
 def code(
     key: str, *, hints: tuple[str, ...], goals: tuple[Goal, ...], example: Answer
-) -> Callable[[Callable[[Answer], Mapping[str, float]]], CodeChallenge]:
+) -> Callable[[Check], CodeChallenge]:
     """Make a check the challenge that its docstring poses.
 
-    A check takes an answer and returns a number for each goal, by its `what`, or raises Refused.
+    A check takes an answer and returns a number for each goal, by its `what`; it raises ValueError
+    where the answer does other work than the task asks for.
     """
 
-    def posed(check: Callable[[Answer], Mapping[str, float]]) -> CodeChallenge:
-        title, _, text = (inspect.getdoc(check) or "").partition("\n\n")
-        text = " ".join(text.split())
-        return CodeChallenge(key, title.rstrip("."), text, hints, example, goals, check)
+    def posed(check: Check) -> CodeChallenge:
+        return CodeChallenge(key, inspect.getdoc(check) or "", hints, example, goals, check)
 
     return posed
 
@@ -245,11 +218,7 @@ def challenge(key: str) -> Challenge:
 @cache
 def challenges() -> dict[str, Challenge]:
     """Return all challenges, by key."""
-    from labkit.course.challenges import knobs, plain_python, pytorch
+    from labkit.course.challenges import code, knobs
 
-    return {
-        each.key: each
-        for module in (knobs, plain_python, pytorch)
-        for each in vars(module).values()
-        if isinstance(each, Challenge)
-    }
+    found = [*vars(code).values(), *vars(knobs).values()]
+    return {each.key: each for each in found if isinstance(each, Challenge)}

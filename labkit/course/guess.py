@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from dataclasses import dataclass
+from typing import Any
+
+import pandas
 
 from labkit.api import Run
 from labkit.results.measurements import short
@@ -29,18 +31,10 @@ class Guess(Result):
             measured: A number or a choice, or a Run whose utilization is taken.
             published: Others measured it, not this machine.
         """
-        value = measured.utilization if isinstance(measured, Run) else measured
-        self.measured = value if is_guess(value) else None  # NaN: a row without a number
+        value: Any = measured.utilization if isinstance(measured, Run) else measured
+        self.measured = None if pandas.isna(value) else value  # NaN: a row without a number
         self.published = published
         return self
-
-    @property
-    def factor(self) -> float | None:
-        """How many times one of guess and measured number is the other; None without two."""
-        if isinstance(self.value, str) or isinstance(self.measured, str):
-            return None
-        least, most = sorted((self.value or 0, self.measured or 0))
-        return most / least if least > 0 else None
 
     def table(self) -> Table:
         """Return the guess beside what was measured; without one, a line."""
@@ -49,8 +43,10 @@ class Guess(Result):
         if self.value is None:
             return Table([], title=f"{self.question}: no guess, {how} {came}")
         rows = [("your guess", short(self.value)), (how, came)]
-        if self.factor is not None:
-            rows.append(("off by", f"{self.factor:.2f}x"))
+        both = self.value, self.measured
+        values: list[Any] = [each for each in both if isinstance(each, numbers.Real)]
+        if len(values) == 2 and min(values) > 0:
+            rows.append(("off by", f"{max(values) / min(values):.2f}x"))
         return Table(rows, title=self.question, left=(0, 1))
 
 
@@ -59,16 +55,6 @@ def guess(question: str, value: Guessed | None = None) -> Guess:
 
     Args:
         question: What is guessed, with its unit.
-        value: A finite number or a choice (a text); None or `...` skips it. Anything else is a
-            ValueError.
+        value: A number or a choice (a text); None or `...` skips it.
     """
-    if value is ...:
-        value = None
-    if value is not None and not is_guess(value):
-        raise ValueError(f"{value!r} is no guess: give a number, a text, or None to skip it.")
-    return Guess(question, value)
-
-
-def is_guess(value: object) -> bool:
-    """Return whether a value is a finite number or a text."""
-    return isinstance(value, str) or (isinstance(value, numbers.Real) and math.isfinite(value))
+    return Guess(question, None if value is ... else value)

@@ -1,17 +1,14 @@
 """The slow script of notebook 08: which of its bottlenecks are fixed, and what that sets.
 
-Here are its spec and settings; `slow_script_train.py` trains, with the lines of `slow_step.py` and
-`fixed_step.py`.
+Here are its spec and settings; `slow_script_train.py` puts the lines of `slow_step.py` and
+`fixed_step.py` into the bench's own loop.
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
+from dataclasses import dataclass
 
 from labkit.api import Run
 from labkit.bench.quick_runs import quick_run
@@ -36,10 +33,6 @@ FIXES = {
 LADDER = tuple(FIXES)
 PREFETCH = 2
 MOST_WORKERS = 8  # enough for any card once items are lean
-# A step's loss in FP32 may differ by this share of it and of the mean loss: late losses are small,
-# and rounding that has grown over many updates is large beside them
-SAME_LOSS = 0.02
-SAME_MEAN_LOSS = 0.05  # of each mean loss, in 16 bits
 STEPS = 21  # at least: an x-ray needs 20, a verdict 12 after the warm-up
 QUICK_STEPS = 6  # of a quick run, which is not judged
 
@@ -51,12 +44,8 @@ class SlowScript:
     fixes: tuple[str, ...] = ()  # names of `FIXES`, kept in the ladder's order
 
     def __post_init__(self) -> None:
-        check_names(map(str, self.fixes), FIXES, "fix")
+        check_names(self.fixes, FIXES, "fix")
         object.__setattr__(self, "fixes", tuple(name for name in FIXES if name in self.fixes))
-
-    def but(self, **changes: Any) -> SlowScript:
-        """Return a copy with other fixes."""
-        return replace(self, **changes)
 
     @property
     def pipeline(self) -> Pipeline:
@@ -97,12 +86,10 @@ class SlowScript:
         )
 
     def to_spec(self) -> Order:
-        """Return what the log's first event says of it, and what trains it."""
-        return {
-            "pipeline": self.pipeline.to_dict(),
-            "script": {"fixes": list(self.fixes)},
-            "module": "labkit.course.slow_script_train",
-        }
+        """Return the pipeline, and what puts the script's lines into it."""
+        fixed = " ".join(name for fix in self.fixes for name in FIXES[fix])
+        fault = f"labkit.course.slow_script_train:plant:{fixed}"
+        return {"pipeline": self.pipeline.to_dict(), "fault": fault}
 
 
 def slow_script(*fixes: str, wait: bool = True, before: Run | None = None) -> Run:
@@ -111,30 +98,9 @@ def slow_script(*fixes: str, wait: bool = True, before: Run | None = None) -> Ru
     `fixes` are names of `FIXES`, others raise ValueError; with none of them the script is at its
     slowest. `wait` and `before` are as in `lk.run`.
     """
-    from labkit.view import running  # the bench reads this file too, and draws nothing
+    from labkit.view import running
 
     return running.started(slow_script, SlowScript(fixes), wait, before)
-
-
-def other_work(run: Run, first: Run) -> str | None:
-    """Say in what two runs of the script did not do the same work; None where they did.
-
-    The same is: as many samples, and the same losses: in FP32 those of every step, to SAME_LOSS,
-    which other samples, or another order, would change. Rounding in 16 bits parts two trainings
-    step by step: there the mean loss counts, to SAME_MEAN_LOSS.
-    """
-    for each in (run, first):
-        if each.outcome != "finished" or "script" not in (each.event("spec") or {}):
-            return f"not a finished run of the slow script: {each!r}"
-    if run.samples != first.samples:
-        return "not the same samples"
-    losses = np.array([run.loss, first.loss])
-    now, mean = losses.mean(axis=1)
-    tolerance = SAME_LOSS
-    if "16" in f"{run.pipeline.precision} {first.pipeline.precision}":
-        losses, tolerance = losses.mean(axis=1), SAME_MEAN_LOSS
-    is_same = np.allclose(*losses, rtol=tolerance, atol=tolerance * mean)
-    return None if is_same else f"other losses: {now:.4f} in the mean, it was {mean:.4f}"
 
 
 def changed_code(fix: str) -> Script:
@@ -145,7 +111,6 @@ def changed_code(fix: str) -> Script:
     """
     from labkit.course import fixed_step, slow_step  # they import torch
 
-    check_names([fix], FIXES, "fix")
     lines = []
     for name in FIXES[fix]:
         sources = (inspect.getsource(getattr(step, name)) for step in (slow_step, fixed_step))
@@ -156,5 +121,5 @@ def changed_code(fix: str) -> Script:
     )
     knobs = script(after, before=before)
     if knobs.startswith("---"):
-        lines.append(str(knobs))
-    return Script("\n".join(lines).rstrip() + "\n")
+        lines.append(knobs)
+    return Script("\n".join(lines))

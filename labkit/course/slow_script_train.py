@@ -1,95 +1,63 @@
-"""Train the slow script of notebook 08: `slow_step.py` or `fixed_step.py`, on the bench's own loop.
+"""Put the lines of the slow script of notebook 08 into a run: slow ones, or fixed ones.
 
-A small CNN on JPEG files; `labkit.course.slow_script` has the fixes. A fix changes how the work is
-done, never what is done: same samples, same order, same losses.
+A fix changes how the work is done, never what is done: same samples, same order, same losses.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
-from labkit.bench.data import IMAGE_CLASSES, IMAGE_COUNT, JpegFiles, image_folder, make_loader
-from labkit.bench.loop import Batch, Trainer
+from labkit.bench.data import IMAGE_CLASSES, IMAGE_COUNT, Batch, JpegFiles
+from labkit.bench.loop import Trainer
 from labkit.course import fixed_step, slow_step
-from labkit.orders import Order
-from labkit.spec import Job
-from labkit.stamps.events import EventLog
-
-MEAN = (0.49, 0.48, 0.45)  # of each colour channel
-STD = (0.25, 0.24, 0.26)
 
 
-def step_of(fix: str, fixes: Collection[str]) -> ModuleType:
-    """Return the module whose functions run: the fixed one where `fix` is among `fixes`."""
-    return fixed_step if fix in fixes else slow_step
+class Files:
+    """The JPEG files, read, decoded and resized one at a time, then handled by the script."""
 
-
-class Files(JpegFiles):
-    """The JPEG files, read, decoded and resized one at a time."""
-
-    def __init__(self, folder: Path, job: Job, fixes: Collection[str]):
-        super().__init__(folder, job)
+    def __init__(self, images: JpegFiles, lines: SimpleNamespace):
+        self.images = images
         records = [
             {"id": number, "label": number % IMAGE_CLASSES, "box": [number, number, 2.0]}
             for number in range(4 * IMAGE_COUNT)
         ]
-        items = step_of("items", fixes)
-        self.load_item = items.load_item
-        self.manifest = items.open_manifest(json.dumps(records))
-        self.packed = step_of("copies", fixes).packed
+        self.manifest = lines.open_manifest(json.dumps(records))
+        self.load_item = lines.load_item
+        self.packed = lines.packed
+
+    def __len__(self) -> int:
+        return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        pixels, _ = super().__getitem__(index)
+        pixels, _ = self.images[index]
         image, label = self.load_item(pixels, index % IMAGE_COUNT, self.manifest)
         return self.packed(image), label
 
 
-class SlowTrainer(Trainer):
-    """The script's training step: the bench's trainer with the lines of `slow_step.py`."""
+def plant(fixed: str, images: JpegFiles, trainer: Trainer) -> Files:
+    """Make a run one of the script: of `slow_step.py`'s functions those named in `fixed` are fixed.
 
-    def __init__(self, job: Job, device: torch.device, fixes: Collection[str]):
-        super().__init__(job, device)
-        self.copy = step_of("copies", fixes).to_device
-        self.step = step_of("launches", fixes)
-        activation = step_of("memory", fixes).Activation
-        assert isinstance(self.model, nn.Sequential)
-        for place, layer in enumerate(self.model):
-            if isinstance(layer, nn.ReLU):
-                self.model[place] = activation()
-        self.mean = torch.tensor(MEAN, device=device).view(3, 1, 1)
-        self.std = torch.tensor(STD, device=device).view(3, 1, 1)
+    The bench calls this (`labkit.bench.carry_out.prepare`).
+    """
+    named = {name: getattr(fixed_step, name) for name in fixed.split()}
+    lines = SimpleNamespace(**vars(slow_step) | named)
 
-    def to_device(self, images: torch.Tensor, labels: torch.Tensor) -> Batch:
-        """Copy one batch: (B, 3, px, px) and (B,) int64."""
-        return self.copy(images, self.device), labels.to(self.device)
+    def to_device(images: torch.Tensor, labels: torch.Tensor) -> Batch:
+        return lines.to_device(images, trainer.device), labels.to(trainer.device)
 
-    def inputs(self, images: torch.Tensor, labels: torch.Tensor) -> Batch:
-        """Return the normalized images, in the model's memory format, and the labels."""
-        images = self.step.normalized(images, self.mean, self.std)
-        return images.to(memory_format=self.layout), labels
+    def inputs(images: torch.Tensor, labels: torch.Tensor) -> Batch:
+        return lines.normalized(images).to(memory_format=trainer.layout), labels
 
-    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean cross entropy of logits (B, classes)."""
-        return self.step.cross_entropy(logits.float(), targets)
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return lines.cross_entropy(logits.float(), targets)
 
-
-def prepare(
-    order: Order,
-    job: Job,
-    device: torch.device,
-    log: EventLog,
-) -> tuple[SlowTrainer, DataLoader]:
-    """Return trainer and loader of a run of the script, for the bench."""
-    cache = Path(order["cache"]) / "data"
-    fixes = order["script"]["fixes"]
-    images = image_folder(cache, job.image_px, log)
-    log.stage("building the model")
-    trainer = SlowTrainer(job, device, fixes)
-    return trainer, make_loader(Files(images, job, fixes), job)
+    vars(trainer).update(to_device=to_device, inputs=inputs, loss=loss)
+    assert isinstance(trainer.model, nn.Sequential)
+    for place, layer in enumerate(trainer.model):
+        if isinstance(layer, nn.ReLU):
+            trainer.model[place] = lines.Activation()
+    return Files(images, lines)

@@ -1,33 +1,112 @@
-"""The challenges that are answered with a function or a class of PyTorch."""
+"""The challenges that are answered with a function or a class."""
 
 from __future__ import annotations
 
 import copy
 import queue
+import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
-from labkit.course.challenge import Answer, Goal, Refused, code
+from labkit.course.challenge import Answer, Goal, code
+from labkit.results.templates import entries
+from labkit.traces.public import STORED_FILE
 
 ERROR = "largest error"
+RIGHT = "share of right answers"
+ALL_RIGHT = Goal(RIGHT, "least", 1.0)
+
+
+def right_answers(
+    answer: Answer, example: Answer, cases: Iterable[tuple[object, ...]]
+) -> Mapping[str, float]:
+    """Return in what share of cases, each a function's arguments, an answer returns the right."""
+    return {RIGHT: fmean(answer(*copy.deepcopy(case)) == example(*case) for case in cases)}
 
 
 def difference(found: object, right: Tensor) -> float:
     """Return the largest difference of two tensors, as a share of the largest right value.
 
-    Raises Refused where `found` is not a tensor of the right shape.
+    Raises ValueError where `found` is not a tensor of the right shape.
     """
     if not isinstance(found, Tensor) or found.shape != right.shape:
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise Refused(f"It returns {shape}, not a tensor of shape {tuple(right.shape)}.")
+        raise ValueError(f"It returns no tensor of shape {tuple(right.shape)}.")
     largest = (found.double() - right.double()).abs().max()
     return float(largest / right.double().abs().max())
+
+
+# -- 01 GPU anatomy --------------------------------------------------------------------------------
+
+TIMED = 20  # calls
+
+
+class SimulatedDevice:
+    """A device whose calls return at once, and whose first call is slow."""
+
+    def __init__(self, each_ms: float):
+        self.now_ms = 0.0
+        self.free_at_ms = 300.0
+        self.each_ms = each_ms
+        self.calls = 0
+
+    def work(self) -> None:
+        """Start a call, which takes the caller 0.02 ms."""
+        self.now_ms += 0.02
+        self.free_at_ms = max(self.free_at_ms, self.now_ms) + self.each_ms
+        self.calls += 1
+
+    def wait(self) -> None:
+        """Return when all calls are done."""
+        self.now_ms = max(self.now_ms, self.free_at_ms)
+
+    def clock(self) -> float:
+        """Return the time in ms."""
+        return self.now_ms
+
+
+def ms_per_call(
+    work: Callable[[], None], wait: Callable[[], None], clock: Callable[[], float]
+) -> float:
+    """Return what a call takes on the device, without the set-up of the first one."""
+    work()
+    wait()
+    start = clock()
+    for _ in range(TIMED):
+        work()
+    wait()
+    return (clock() - start) / TIMED
+
+
+@code(
+    "01-stopwatch",
+    hints=(
+        "What does clock() - start measure while the device is still at work?",
+        "One call and one wait() before the clock starts; one wait() before it stops.",
+    ),
+    goals=(Goal(ERROR, "most", 0.02), Goal("calls", "least", 10)),
+    example=ms_per_call,
+)
+def stopwatch(answer: Answer) -> Mapping[str, float]:
+    """An honest stopwatch.
+
+    A device's work() returns at once, its wait() when all work is done, and the very first call is
+    slow. Write a function of (work, wait, clock) that returns the milliseconds that one call takes,
+    from at least ten calls. clock() returns the time in ms.
+    """
+    devices = [SimulatedDevice(random.uniform(1, 20)) for _ in range(6)]
+    errors = [
+        abs(answer(device.work, device.wait, device.clock) / device.each_ms - 1)
+        for device in devices
+    ]
+    return {ERROR: max(errors), "calls": min(device.calls for device in devices)}
 
 
 # -- 05 Mixed precision ----------------------------------------------------------------------------
@@ -48,7 +127,7 @@ def with_loss_scale(loss_of: Callable[[Tensor], Tensor], weights: Tensor) -> Ten
         "Gradients are proportional to the loss: what if it were 10,000 times as large?",
         "loss_of(weights).float() * scale; and where does the division fit 1e-8?",
     ),
-    goals=(Goal(ERROR, at_most=0.02),),
+    goals=(Goal(ERROR, "most", 0.02),),
     example=with_loss_scale,
 )
 def small_gradients(answer: Answer) -> Mapping[str, float]:
@@ -62,7 +141,7 @@ def small_gradients(answer: Answer) -> Mapping[str, float]:
 
     def loss_of(weights: Tensor) -> Tensor:
         if weights.dtype != torch.float16:
-            raise Refused("The loss is made in FP16: leave the weights as they are.")
+            raise ValueError("The loss is made in FP16: leave the weights as they are.")
         return (weights * factors).sum() * SMALL
 
     weights = torch.randn(400).half().requires_grad_()
@@ -95,7 +174,7 @@ def train_epoch(model: nn.Module, optimizer: Optimizer, batches: Batches, every:
         "Which micro-batches make an update together? How many samples do they have?",
         "Each group: zero the gradients, add up (summed loss / samples of the group), step.",
     ),
-    goals=(Goal(ERROR, at_most=1e-6), Goal(LARGEST, at_most=8)),
+    goals=(Goal(ERROR, "most", 1e-6), Goal(LARGEST, "most", 8)),
     example=train_epoch,
 )
 def loop(answer: Answer) -> Mapping[str, float]:
@@ -107,7 +186,7 @@ def loop(answer: Answer) -> Mapping[str, float]:
     """
     inputs = torch.randn(75, 6).double()
     targets = torch.randint(0, 4, (75,))
-    right = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 4)).double()
+    right = nn.Linear(6, 4).double()
     model = copy.deepcopy(right)
     sizes = []
     model.register_forward_pre_hook(lambda _model, inputs: sizes.append(len(inputs[0])))
@@ -116,9 +195,8 @@ def loop(answer: Answer) -> Mapping[str, float]:
         # with momentum the order of updates matters
         optimizer = torch.optim.SGD(trained.parameters(), lr=0.3, momentum=0.9)
         train(trained, optimizer, batches, 4)
-    pairs = zip(model.parameters(), right.parameters(), strict=True)
-    errors = [difference(weight.detach(), expected.detach()) for weight, expected in pairs]
-    return {ERROR: max(errors), LARGEST: max(sizes, default=0)}
+    error = difference(model.weight.detach(), right.weight.detach())
+    return {ERROR: error, LARGEST: max(sizes, default=0)}
 
 
 # -- 07 torch.compile and kernels ------------------------------------------------------------------
@@ -147,7 +225,7 @@ def one_graph(x: Tensor) -> Tensor:
         "Python's `if` needs the value of a tensor, so the graph ends there.",
         "torch.where chooses between two tensors without leaving the graph.",
     ),
-    goals=(Goal(GRAPHS, at_most=1),),
+    goals=(Goal(GRAPHS, "most", 1),),
     example=one_graph,
 )
 def graph_break(answer: Answer) -> Mapping[str, float]:
@@ -158,7 +236,7 @@ def graph_break(answer: Answer) -> Mapping[str, float]:
     for scale in (0.01, 1.0, 5.0, -1.0):  # both sides of the condition
         x = torch.randn(64, 32) * scale
         if not torch.allclose(answer(x.clone()), broken(x), atol=1e-6):
-            raise Refused("It does not return what the function of the task returns.")
+            raise ValueError("It does not return what the function of the task returns.")
     torch._dynamo.reset()
     return {GRAPHS: torch._dynamo.explain(answer)(torch.randn(64, 32)).graph_count}
 
@@ -170,34 +248,34 @@ WAIT_S = 20.0  # for a tensor that another rank is to send
 SENT = "bytes sent by a rank, over its share"
 
 
-def ring(
+def part_by_part(
     rank: int,
     ranks: int,
     mine: Tensor,
     send: Callable[[int, Tensor], None],
     receive: Callable[[int], Tensor],
 ) -> Tensor:
-    """Return the mean of all ranks' gradients; each rank sends to the next one only."""
-    parts = [part.clone() for part in mine.chunk(ranks)]
-    after = (rank + 1) % ranks
-    before = (rank - 1) % ranks
-    for step in range(ranks - 1):  # parts are summed on their way round
-        send(after, parts[(rank - step) % ranks])
-        parts[(rank - step - 1) % ranks] += receive(before)
-    for step in range(ranks - 1):  # then the sums go round
-        send(after, parts[(rank + 1 - step) % ranks])
-        parts[(rank - step) % ranks] = receive(before)
+    """Return the mean of all ranks' gradients; each rank adds up one part, and shares its sum."""
+    parts = list(mine.chunk(ranks))
+    others = [other for other in range(ranks) if other != rank]
+    for other in others:
+        send(other, parts[other])
+    parts[rank] = sum((receive(other) for other in others), parts[rank])
+    for other in others:
+        send(other, parts[rank])
+    for other in others:
+        parts[other] = receive(other)
     return torch.cat(parts) / ranks
 
 
 @code(
     "09-all-reduce",
     hints=(
-        "In a ring every rank sends to the next one and receives from the one before.",
-        "mine.chunk(ranks): in ranks - 1 rounds every part is summed, in as many it is shared.",
+        "Let each rank add up one part of the gradients, mine.chunk(ranks)[rank].",
+        "First every rank sends each part to the rank that adds it up, then those send the sums.",
     ),
-    goals=(Goal(ERROR, at_most=1e-5), Goal(SENT, at_least=0.99, at_most=1.01)),
-    example=ring,
+    goals=(Goal(ERROR, "most", 1e-5), Goal(SENT, "most", 1.01), Goal(SENT, "least", 0.99)),
+    example=part_by_part,
 )
 def all_reduce(answer: Answer) -> Mapping[str, float]:
     """An all-reduce of your own.
@@ -229,6 +307,86 @@ def all_reduce(answer: Answer) -> Mapping[str, float]:
     }
 
 
+# -- 10 Read a trace -------------------------------------------------------------------------------
+
+Spans = list[tuple[float, float]]
+
+EXCERPTS = ("v100-workers-0", "v100-workers-4", "rtx2080ti-sawtooth", "a100-ddp-rank0")
+ACTIVITIES = ("DataLoader", "CPU operators", "CUDA calls")
+
+
+def largest_gap(lanes: dict[str, Spans]) -> tuple[float, str]:
+    """Return the length of the largest gap between kernels, ms, and the lane active in it."""
+    kernels = lanes["kernels"]
+    gaps = [(start - end, end, start) for (_, end), (start, _) in pairwise(kernels)]
+    length, begin, stop = max(gaps)
+
+    def active(lane: str) -> float:
+        spans = lanes.get(lane, ())
+        return sum(max(0, min(end, stop) - max(start, begin)) for start, end in spans)
+
+    return length, max(ACTIVITIES, key=active)
+
+
+@code(
+    "10-gap",
+    hints=(
+        "Between kernels i and i + 1 lies the gap from the end of i to the start of i + 1.",
+        "How long is a span inside the gap? min(ends) - max(starts), if that is above 0.",
+    ),
+    goals=(ALL_RIGHT,),
+    example=largest_gap,
+)
+def gap(answer: Answer) -> Mapping[str, float]:
+    """The largest gap, and its cause.
+
+    Write a function of lanes, {name of a lane: [(start, end), ...]} in ms, each lane sorted and
+    without overlap. It returns two values: how long the largest gap between two "kernels" is, and
+    which of "DataLoader", "CPU operators" and "CUDA calls" is active longest in it. A lane may be
+    missing.
+    """
+    lanes = ((entries(STORED_FILE)[name],) for name in EXCERPTS)
+    return right_answers(lambda lanes: tuple(answer(lanes)), largest_gap, lanes)
+
+
+# -- 11 Which data path ----------------------------------------------------------------------------
+
+ROUNDS = 30
+
+Paths = dict[str, tuple[float, int]]  # ms of CPU and bytes of an image
+
+
+def smallest_that_feeds(paths: Paths, cores: int, images_per_s: float) -> str | None:
+    """Return the path of fewest bytes of those that are fast enough; None where none is."""
+    fed = [name for name, (ms, _) in paths.items() if cores * 1000 / ms >= images_per_s]
+    return min(fed, key=lambda name: paths[name][1], default=None)
+
+
+@code(
+    "11-choose",
+    hints=(
+        "cores * 1000 / ms images per second: a path feeds the device if that is enough.",
+        "Of those that do, the one with the fewest bytes; of an empty list, min has a default.",
+    ),
+    goals=(ALL_RIGHT,),
+    example=smallest_that_feeds,
+)
+def choose(answer: Answer) -> Mapping[str, float]:
+    """The smallest that feeds the device.
+
+    Write a function of (paths, cores, images_per_s), where paths is {name: (ms of CPU per image,
+    bytes per image)}. It returns the name of the path that takes the fewest bytes of those that
+    feed the device, or None if none does.
+    """
+
+    def case() -> tuple[Paths, int, int]:
+        names = "PIL", "draft", "tar", "array"
+        paths = {name: (random.uniform(0.1, 8), random.randrange(10**4, 10**6)) for name in names}
+        return paths, random.choice((1, 2, 4, 16)), random.choice((300, 5_000, 20_000))
+
+    return right_answers(answer, smallest_that_feeds, (case() for _ in range(ROUNDS)))
+
+
 # -- 12 Inference ----------------------------------------------------------------------------------
 
 BUFFERS = "buffers that it returns tokens in"
@@ -241,16 +399,16 @@ class Preallocated:
         self.longest = longest
         self.length = 0
 
-    def grown(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def grown(self, *new: Tensor) -> tuple[Tensor, ...]:
         """Take new keys and values (B, H, T, D); return those of all tokens so far."""
-        if not self.length:
-            batch, heads, _, size = keys.shape
-            self.kept = keys.new_empty(2, batch, heads, self.longest, size)
-        end = self.length + keys.shape[2]
-        self.kept[0, :, :, self.length : end] = keys
-        self.kept[1, :, :, self.length : end] = values
-        self.length = end
-        return self.kept[0, :, :, :end], self.kept[1, :, :, :end]
+        start = self.length
+        if not start:
+            shape = new[0].shape
+            self.kept = [torch.empty(*shape[:2], self.longest, shape[3]) for _ in new]
+        self.length = end = start + new[0].shape[2]
+        for kept, tokens in zip(self.kept, new, strict=True):
+            kept[:, :, start:end] = tokens
+        return tuple(kept[:, :, :end] for kept in self.kept)
 
 
 @code(
@@ -259,7 +417,7 @@ class Preallocated:
         "Make room for all `longest` tokens at the first call, and remember how many there are.",
         "Write into a slice, return another: a slice is a view, and moves nothing.",
     ),
-    goals=(Goal(ERROR, at_most=0), Goal(BUFFERS, at_most=2)),
+    goals=(Goal(ERROR, "most", 0), Goal(BUFFERS, "most", 2)),
     example=Preallocated,
 )
 def cache(answer: Answer) -> Mapping[str, float]:
@@ -275,9 +433,7 @@ def cache(answer: Answer) -> Mapping[str, float]:
     returned = []  # held, so that no memory is used again
     for start, end in [(0, 16), *((token, token + 1) for token in range(16, 64))]:
         found = kept.grown(*texts[:, :, :, start:end].clone())
-        if not isinstance(found, tuple) or len(found) != 2:
-            raise Refused("grown() must return two tensors: all keys, all values.")
-        errors += [difference(found[each], texts[each, :, :, :end]) for each in range(2)]
+        errors.append(difference(torch.stack(found), texts[:, :, :, :end]))
         returned += found
     buffers = {each.untyped_storage().data_ptr() for each in returned}
     return {ERROR: max(errors), BUFFERS: len(buffers)}
