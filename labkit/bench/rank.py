@@ -47,7 +47,7 @@ def run(order: Order, folder: Path, log: EventLog) -> None:
         telemetry_beside(folder / f"rank{rank}")
     if on_cards or rank == 0:  # ranks on the CPU share it
         name = here.get("uuid") or device.type
-        hold(Path(order["cache"]), name, order["run"], EventLog(folder).waiting)
+        hold(Path(order["cache"]), name, order["run"], EventLog(folder).stage)
     log.stage("waiting for the other ranks")
     meeting = f"file://{folder.absolute()}/ranks"
     backend = "nccl" if on_cards else "gloo"
