@@ -17,7 +17,7 @@ from pathlib import Path
 from labkit import Pipeline
 
 QUICK = Pipeline(dataset="sleep", prep_ms=1, model="mlp", width=32, depth=1, steps=30, xray=False)
-TOOLS = {"steps.ring", "reserve", "launch.json"}  # files of a run that goes on
+TOOLS = {"steps.ring", "launch.json"}  # files of a run that goes on
 
 AT = 5  # the item, batch or step that breaks
 HELPERS = ("in the session", "in its own", "daemon")  # what a step may start

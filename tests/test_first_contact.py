@@ -97,7 +97,7 @@ def test_a_devices_clock_stays_tied_to_the_hosts(queue_ns, fast, most_off_us, mo
         issued = passes - (queue_ns if number else 0)
         start = timeline.Mark(PlayedEvent(passes, fast), issued)
         end = timeline.Mark(PlayedEvent(passes + step_ns // 2, fast), issued)
-        clock.add(FinishedStep(number, (passes,) * 4, 1, 0.0), (start, end))
+        clock.in_flight.append((FinishedStep(number, (passes,) * 4, 1, 0.0), (start, end)))
         monkeypatch.setattr(timeline, "now_ns", lambda now=passes + step_ns: now)
         clock.collect()
     assert len(off_us) == 6_000 and max(map(abs, off_us)) < most_off_us

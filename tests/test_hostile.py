@@ -125,8 +125,8 @@ def tar_of(kind, size):
 # Files that do harm, each with what is said of it; a size makes it longer than what is in it
 HOSTILE = {
     "pipe.jsonl": (None, "not a regular file"),
-    "sparse.jsonl": ((SPEC, 10**12), "larger than"),
-    "sparse.json": ((TRACE, 10**12), "larger than"),
+    "sparse.jsonl": ((SPEC, 10**12), "line is longer"),
+    "sparse.json": ((TRACE, 10**12), "not valid JSON"),
     "empty.jsonl": (b"", "not a labkit record"),
     "deep.jsonl": (SPEC + b"[" * 100_000 + b"\n", "not an event"),
     "lists.jsonl.gz": (
@@ -143,8 +143,8 @@ HOSTILE = {
     "infinite.jsonl": (SPEC + b'{"event":"padding","share":1e999}\n', "not an event"),
     "cut.tar": (tar_of(b"0", 900) + bytes(100), "end of data"),
     "kinds.jsonl": (SPEC + b'{"event":"x"}\n' * 10**6, "more events"),
-    "members.json.gz": (gzip.compress(b"") * 10**5, "gzip files in one"),
-    "header.jsonl.gz": (b"\x1f\x8b\x08\x08" + bytes(6) + b"a" * 9 * MIB, "cut short"),
+    "members.json.gz": (gzip.compress(b"") * 10**5, "is empty"),
+    "header.jsonl.gz": (b"\x1f\x8b\x08\x08" + bytes(6) + b"a" * 9 * MIB, "before the end"),
     "steps.jsonl.gz": (
         packed((SPEC, 1), (b'{"event":"step","i":0,"t":[0,0,0,0],"n":0}\n' * 10**4, 900)),
         "unpacks to more",

@@ -88,7 +88,7 @@ def test_the_line_says_the_stage_and_then_the_numbers_of_the_run_so_far(bench):
     bench.write("stage", name="making images", done=128, total=512)
     view.update(run)
     assert view.status == "making images 128/512"
-    bench.write("stage", name="device cpu is in use by run x", waiting=True)
+    bench.write("stage", name="waiting: device cpu is in use by run x")
     view.update(run)
     assert view.status == "waiting: device cpu is in use by run x" and not view.frame
     bench.machine()

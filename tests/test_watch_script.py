@@ -176,29 +176,6 @@ def test_every_signal_reaches_the_script_once_whether_it_is_sent_to_us_or_to_our
     assert json.loads(said) == {str(int(number)): 1 for number in numbers}
 
 
-COUNTS = """
-import os, time
-from labkit import watch
-print("up", flush=True)
-print(os.getpid(), flush=True)
-for i in watch(range(60), live=False): time.sleep(0.02)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="nothing is stopped there")
-def test_a_script_is_stopped_with_us_and_goes_on_with_us():
-    child = begun(COUNTS)
-    script = int(child.stdout.readline())
-    time.sleep(0.3)
-    os.kill(child.pid, signal.SIGTSTP)  # as Ctrl-Z sends it
-    wait_until(lambda: psutil.Process(script).status() == psutil.STATUS_STOPPED)
-    os.kill(child.pid, signal.SIGCONT)
-    _, said = child.communicate(timeout=60)
-    run = lk.load(said.split("record: ")[1].split()[0])
-    assert child.returncode == 0 and run.steps == 60
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it goes on")
 def test_the_script_ends_with_us_where_we_are_killed():

@@ -39,7 +39,7 @@ def do(order: Order, folder: Path, log: EventLog) -> None:
     machine.use(device)
     here = machine.describe(device) | {"unused_gpu": machine.unused_gpu()}
     log.write("machine", **here)
-    hold(Path(order["cache"]), here.get("uuid") or device.type, order["run"], waiting=log.waiting)
+    hold(Path(order["cache"]), here.get("uuid") or device.type, order["run"], waiting=log.stage)
     if "measure" in order:
         from labkit.bench.measure import perform  # a tenth of a second
 

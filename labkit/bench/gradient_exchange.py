@@ -73,8 +73,7 @@ class DistributedTrainer(Trainer):
 
     def _write(self, step: FinishedStep, log: EventLog, as_ns: Callable[[Any], int]) -> None:
         """Write a step with its exchange."""
-        moments = tuple(map(as_ns, self.exchanges.popleft()))
-        log.write_line(step._replace(exchange=moments).line())
+        log.write_line(step.line([*map(as_ns, self.exchanges.popleft())]))
 
 
 def exchange(trainer, bucket):  # DDP refuses annotations that are text, as all are in this file

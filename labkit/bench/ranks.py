@@ -90,7 +90,7 @@ def train_one(order: Order, folder: Path, log: EventLog) -> None:
         whole.write("machine", **here | {"uuid": None})
     on_cards = device.type == "cuda"
     if on_cards or rank == 0:  # ranks on the CPU share it
-        hold(Path(order["cache"]), here.get("uuid") or device.type, order["run"], whole.waiting)
+        hold(Path(order["cache"]), here.get("uuid") or device.type, order["run"], whole.stage)
     log.stage("waiting for the other ranks")
     meeting = f"file://{folder.absolute()}/ranks"
     backend = "nccl" if on_cards else "gloo"

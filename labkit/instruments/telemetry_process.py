@@ -8,7 +8,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-TELEMETRY_AFTER_NS = 1_000_000_000  # a loop of a second is not worth another process
 TELEMETRY = "telemetry"  # in a run's folder: the file that its telemetry goes on with
 ROOT = str(Path(__file__).parents[2])  # where the package `labkit` is
 

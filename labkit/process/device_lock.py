@@ -34,7 +34,7 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
         if time.monotonic() > deadline:
             raise DeviceBusy(f"{text}: start again when it is over, or end it now.")
         if text != told:
-            waiting(text)
+            waiting(f"waiting: {text}")
         time.sleep(0.05)
     pid = os.getpid()
     where = f"process {pid} on {platform.node()}, since {time.strftime('%H:%M:%S')}"

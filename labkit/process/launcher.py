@@ -21,7 +21,7 @@ from typing import IO, Any
 from labkit import quotas
 from labkit.orders import Order
 from labkit.process import device_lock, family, folders, leftovers
-from labkit.stamps.events import RESERVE_BYTES, RESERVE_NAME, SPEC_NAME, EventLog, private
+from labkit.stamps.events import SPEC_NAME, EventLog, private
 
 BENCH = "labkit.bench"
 RANKS = "labkit.bench.ranks"
@@ -85,7 +85,6 @@ class Handle:
 
     def begin(self, order: Mapping[str, object], head: dict[str, Any]) -> None:
         """Have the bench do what `order` says; `head` is the log's first event. Raises OSError."""
-        (self.folder / RESERVE_NAME).write_bytes(bytes(RESERVE_BYTES))
         EventLog(self.folder).write(**head)
         self._write(SPEC_NAME, order)
         if self.process is None:

@@ -18,7 +18,7 @@ from typing import IO
 
 from labkit.orders import Order
 from labkit.process.family import end_marked, exists, this_system
-from labkit.stamps.events import FILE_NAME, RESERVE_NAME, SPEC_NAME, EventLog, events_named
+from labkit.stamps.events import FILE_NAME, SPEC_NAME, EventLog, events_named
 from labkit.stamps.folder_rights import (
     MOST_BYTES,
     is_locked,
@@ -124,7 +124,7 @@ def remove_tools(folder: str | os.PathLike[str]) -> None:
     for sockets in map(socket_folder, logged_pids(folder, "hello")):
         if is_ours(sockets):
             shutil.rmtree(sockets, ignore_errors=True)
-    for path in (*run.glob(PAYLOADS), run / RESERVE_NAME, run / SPEC_NAME, run / PLAN_NAME):
+    for path in (*run.glob(PAYLOADS), run / SPEC_NAME, run / PLAN_NAME):
         with contextlib.suppress(OSError):
             path.unlink()
 

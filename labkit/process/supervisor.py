@@ -77,8 +77,6 @@ class Supervisor:
         how = {"stop": None, "why": why} if why else {"stop": self.cause}
         log.write("end", **how, code=self.code)
         leftovers.remove_tools(self.folder)
-        if not log.flush():
-            sys.exit(f"labkit: the event log could not be written: {log.error}")
         if (
             self.plan["after"] and self.bench and self.cause not in (GONE, UNGUARDED)
         ):  # with its service's keys

@@ -94,7 +94,7 @@ class LogData:
     utc: str | None = fact("spec", "utc")
     # The bench's own traceback, where an exception ended the run
     traceback: str | None = fact("error", "traceback")
-    # The last stage before training: `name`, `done` of `total` where counted, `waiting`
+    # The last stage before training: `name`, `done` of `total` where counted
     stage: Event = fact("stage", default={"name": "starting"})
 
     @cached_property

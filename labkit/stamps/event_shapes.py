@@ -53,14 +53,15 @@ def fits(values: object, shape: str) -> bool:
     What the table has by position is a list, everything else an object.
     """
     rules = _shapes().get(shape) or _shapes()["event"]
-    if isinstance(values, list):
-        values = {str(place): value for place, value in enumerate(values)}
-    elif not isinstance(values, dict) or "0" in rules:
+    if "0" in rules and isinstance(values, list):
+        known: dict[str, Any] = {str(place): value for place, value in enumerate(values)}
+    elif "0" not in rules and isinstance(values, dict):
+        known = values
+    else:
         return False
-    missing = (rules[key] for key in rules.keys() - values.keys())
-    return all(rule.optional for rule in missing) and all(
-        _keeps(rules.get(key) or rules.get("*"), value) for key, value in values.items()
-    )
+    others = rules.get("*")
+    keys = rules.keys() | known.keys()
+    return all(_keeps(rules.get(key, others), known.get(key)) for key in keys)
 
 
 def fields_in(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,16 +73,16 @@ def _keeps(rule: Rule | None, value: Any) -> bool:
     """Return whether a value is what its rule says; without a rule there may be none."""
     if rule is None or value is None:
         return rule is not None and rule.optional
-    kind, _, least, most, of = rule
-    if kind not in TYPES:
-        return fits(value, kind)
-    is_flag = isinstance(value, bool)
-    if not isinstance(value, TYPES[kind]) or (is_flag and kind not in ("flag", "any")):
-        return False
+    if rule.kind not in TYPES:
+        return fits(value, rule.kind)
     size = len(value) if isinstance(value, (str, list, dict)) else value
-    held: Any = value.values() if isinstance(value, dict) else value
-    in_bounds = least <= size <= most  # not NaN
-    return in_bounds and (of is None or all(_keeps(of, each) for each in held))
+    held = value.values() if isinstance(value, dict) else value
+    return (
+        isinstance(value, TYPES[rule.kind])
+        and (type(value) is not bool or rule.kind in ("flag", "any"))
+        and rule.least <= size <= rule.most  # not NaN
+        and (rule.of is None or all(_keeps(rule.of, each) for each in held))
+    )
 
 
 @functools.cache

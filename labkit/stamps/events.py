@@ -25,9 +25,7 @@ VERSION = 1
 FILE_NAME = "events.jsonl"
 SPEC_NAME = "spec.json"  # what the bench is asked to do
 XRAY_NAME = "xray.json.gz"  # the trace of the profiled steps
-RESERVE_NAME = "reserve"  # a file that is given up when the disk is full
-RESERVE_BYTES = 256 * 1024  # its size
-MOST_KEPT = 4 * 2**20  # bytes that wait for room on a full disk
+RowFailure = Literal["skipped", "out of memory", "mistake"]  # why a row has no numbers
 # What an event may hold of somebody else's: errors, why something is missing, measured values
 FREE_TEXTS = {"message", "traceback", "why", "error", "text", "line", "values", "points"}
 
@@ -35,7 +33,7 @@ now_ns = time.perf_counter_ns
 
 
 class EventLog:
-    """An append-only event file that never raises once open; what a full disk refuses waits.
+    """An append-only event file that never raises once open; what a full disk refuses is lost.
 
     Secrets are masked in the texts of an event that somebody else wrote. It is of the process that
     makes it: one that is forked from that writes nothing. The file is open only while it is
@@ -46,8 +44,7 @@ class EventLog:
         self._folder = Path(folder)
         self._pid: int | None = os.getpid()
         self._secrets = secrets_in(os.environ)
-        self._kept = b""  # what a full disk has refused
-        self.error: OSError | None = None
+        self.error: OSError | None = None  # why something was lost
         self._opened().close()
 
     def _opened(self) -> FileIO:
@@ -66,41 +63,20 @@ class EventLog:
         """Write what the run is busy with before it measures, and how far that is."""
         self.write("stage", name=name, done=done, total=total)
 
-    def waiting(self, name: str) -> None:
-        """Write what the run waits for before it can begin."""
-        self.write("stage", name=name, waiting=True)
-
     def write_line(self, line: str) -> None:
         """Append one finished line of JSON, or several."""
-        self._append(f"{line}\n".encode())
-        self.flush()
-
-    def flush(self) -> bool:
-        """Write what was refused before, giving up the reserve for it; return whether it fits."""
-        if self._kept:
-            with contextlib.suppress(OSError):
-                (self._folder / RESERVE_NAME).unlink()
-            self._append(b"")
-        return not self._kept
-
-    def _append(self, data: bytes) -> None:
-        """Write `data`, behind what is kept; keep the lines that have not become whole."""
         if self._pid != os.getpid():
             return
-        data = self._kept + data
-        written = 0
+        torn = "\n" if self.error else ""  # the last line may be
+        data = f"{torn}{line}\n".encode()
         try:
             with self._opened() as file:
-                while written < len(data):
-                    written += file.write(data[written:]) or 0
-            self._kept = b""
+                while data:
+                    data = data[file.write(data) :]
         except OSError as error:
             if signal_of(error) is not None:
                 raise
             self.error = error
-            whole = data.rfind(b"\n", 0, written) + 1
-            rest = (b"\n" if whole < written else b"") + data[whole:]
-            self._kept = rest if len(rest) <= MOST_KEPT else b""
 
     def close(self) -> None:
         """End the log for this process; what is written later is lost, and nothing else happens."""

@@ -6,6 +6,7 @@ Nothing here reads more than a piece at a time.
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import stat
@@ -16,11 +17,9 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 PIECE = 2**18  # bytes read at a time
-PACKED_PIECE = 2**14  # and of what may unpack to many times as much
 MAX_RATIO = 200  # real traces pack to a thirtieth, a bomb to a thousandth
 NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 GZIP = b"\x1f\x8b"  # a gzip file begins so, whatever its name says
-WITH_GZIP_HEADER = 31  # for zlib
 BROKEN = (OSError, EOFError, zlib.error)  # what reading one raises
 
 
@@ -37,27 +36,23 @@ def opened(path: str | os.PathLike[str]) -> io.BufferedReader:
     return file
 
 
-def unpacked(path: str | os.PathLike[str], most: int) -> io.BufferedReader:
-    """Open a plain file to read what it holds, unpacked, which is at most `most` bytes."""
-    file = opened(path)
-    return io.BufferedReader(Unpacked(file, os.fstat(file.fileno()).st_size, most), PIECE)
+def unpacked(stream: io.BufferedReader, most: int) -> io.BufferedReader:
+    """Return what a stream holds, unpacked where it is gzip; `most` bytes come out of it.
+
+    Where it has more, reading raises Unreadable. The stream is closed with it.
+    """
+    return io.BufferedReader(Unpacked(stream, most), PIECE)
 
 
 class Unpacked(io.RawIOBase):
-    """A stream of `size` bytes, unpacked where they are gzip; at most `most` come out of it."""
+    """The bytes that `unpacked` buffers."""
 
-    def __init__(self, stream: io.BufferedReader, size: int, most: int):
-        """Read `stream` from its start; it is closed with this."""
+    def __init__(self, stream: io.BufferedReader, most: int):
         self._stream = stream
         self._most = most
         self._given = 0  # bytes
         is_packed = stream.peek(len(GZIP)).startswith(GZIP)
-        self._inflate = zlib.decompressobj(WITH_GZIP_HEADER) if is_packed else None
-        if size > most and not is_packed:
-            raise self._too_large()
-
-    def _too_large(self) -> Unreadable:
-        return Unreadable(f"it is larger than {self._most / 2**20:,.0f} MiB")
+        self._plain = gzip.GzipFile(fileobj=stream) if is_packed else stream
 
     def readable(self) -> bool:
         """Return True: it can be read from the front, once."""
@@ -65,30 +60,15 @@ class Unpacked(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         """Fill a buffer, as RawIOBase asks for it."""
-        room = memoryview(buffer)
-        inflate = self._inflate
-        piece = self._inflated(inflate, len(room)) if inflate else self._stream.read(len(room))
-        self._given += len(piece)
+        count = self._plain.readinto(buffer)
+        self._given += count
         if self._given > self._most:
-            raise self._too_large()
-        if inflate and self._given > MAX_RATIO * self._stream.tell():
+            raise Unreadable(f"it is larger than {self._most / 2**20:,.0f} MiB")
+        if self._given > MAX_RATIO * self._stream.tell():
             raise Unreadable(f"it unpacks to more than {MAX_RATIO} times its size")
-        room[: len(piece)] = piece
-        return len(piece)
+        return count
 
     def close(self) -> None:
         """Close the stream too."""
         self._stream.close()
         super().close()
-
-    def _inflated(self, inflate: zlib._Decompress, most: int) -> bytes:
-        """Return the next bytes that they unpack to; b"" at the end."""
-        piece = b""
-        while not piece and not inflate.eof:
-            packed = inflate.unconsumed_tail or self._stream.read(PACKED_PIECE)
-            piece = inflate.decompress(packed, most)
-            if not packed and not piece:
-                raise EOFError("it is cut short")
-        if inflate.eof and (inflate.unused_data + self._stream.read(1)).strip(b"\0"):
-            raise Unreadable("it is several gzip files in one")
-        return piece

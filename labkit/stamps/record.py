@@ -128,7 +128,7 @@ def _check_spec(event: Event | None) -> None:
 
 def opened_record(path: str | os.PathLike[str]) -> BufferedReader:
     """Open a record, a folder or a file, to read its text, unpacked."""
-    return unpacked(record_file(path), MAX_BYTES)
+    return unpacked(opened(record_file(path)), MAX_BYTES)
 
 
 def record_file(path: str | os.PathLike[str]) -> Path:

@@ -13,6 +13,7 @@ import errno
 import math
 import os
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, SupportsFloat
 
@@ -45,11 +46,13 @@ class FinishedStep(NamedTuple):
     device: tuple[int, ...] = NO_DEVICE  # from when to when it copied, and was busy
     cpu_ns: int = 0  # that the loop's thread computed; 0 where it was not read
     batch_bytes: int = 0  # of the arrays in its batch; 0 where they are not known
-    exchange: tuple[int, ...] = ()  # of ranks: the gradients were complete, and were averaged
 
-    def line(self) -> str:
-        """Return the line of JSON that the log holds."""
-        number, stamps, samples, loss, device, cpu_ns, batch_bytes, exchange = self
+    def line(self, exchange: Sequence[int] = ()) -> str:
+        """Return the line of JSON that the log holds.
+
+        `exchange` is of ranks: when the gradients were complete, and when they were averaged.
+        """
+        number, stamps, samples, loss, device, cpu_ns, batch_bytes = self
         # 9 digits are all of a float32; JSON has no NaN
         shown_loss = f"{float(loss):.9g}" if math.isfinite(float(loss)) else "null"
         asked, ready, copied, done = stamps
@@ -57,7 +60,7 @@ class FinishedStep(NamedTuple):
         cpu = f',"cpu":{cpu_ns}' if cpu_ns else ""
         size = f',"bytes":{batch_bytes}' if batch_bytes else ""
         on_device = f',"copy":[{copy_start},{copy_end}],"busy":[{start},{end}]' if end else ""
-        sent = f',"comm":{list(exchange)}' if exchange else ""
+        sent = f',"comm":{exchange}' if exchange else ""
         return (
             f'{{"event":"step","i":{number},"t":[{asked},{ready},{copied},{done}],'
             f'"n":{samples},"loss":{shown_loss}{cpu}{size}{on_device}{sent}}}'
@@ -73,6 +76,7 @@ class StepRing:
         try:
             blank = bytes(slots * SLOT.size)  # written, so that no page fault is left for the loop
             if os.write(fd, blank) < len(blank):
+                os.ftruncate(fd, 0)  # leaves room to say so
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), RING_NAME)
             self.page = shared_page(fd, len(blank))
         finally:
@@ -82,8 +86,8 @@ class StepRing:
         self.reals = self.page.cast("d")
 
     def add(self, step: FinishedStep) -> None:
-        """Record a step: all but its exchange, which no slot holds."""
-        number, stamps, samples, loss, device, cpu_ns, batch_bytes, _ = step
+        """Record a step."""
+        number, stamps, samples, loss, device, cpu_ns, batch_bytes = step
         words = self.words
         at = number % self.slots * WORDS
         words[at + FIRST] = number + 1
@@ -134,8 +138,8 @@ class Drain:
         self.drain()
         self.page = None
         with contextlib.suppress(OSError):
+            os.truncate(self.path, 0)  # whoever still has it mapped: a full disk has room again
             self.path.unlink()
-        self.log.flush()  # on a full disk there may be room now
 
 
 def _whole(path: Path) -> memoryview | None:

@@ -54,6 +54,8 @@ class DeviceClock:
         self.write = write
         self.idle: list[torch.Event] = []  # events to be recorded again: making one costs more
         self.alone = torch.accelerator.device_count() == 1
+        # Steps that have been issued, until the device is through with them, each with the two ends
+        # of its copy and of its compute, or of its whole body alone
         self.in_flight: deque[tuple[FinishedStep, Sequence[Mark]]] = deque()
         self.first: torch.Event | None = None  # of the step that was written last
         self.first_ns = 0.0  # when it passed, on the host's clock, by the last tie
@@ -70,13 +72,6 @@ class DeviceClock:
         """Record an event on the current stream."""
         before = now_ns()
         return Mark(self.record(), before)
-
-    def add(self, step: FinishedStep, marks: Sequence[Mark]) -> None:
-        """Keep a step, which has been issued, until the device is through with it.
-
-        `marks` are the two ends of its copy and of its compute, or of its whole body alone.
-        """
-        self.in_flight.append((step, marks))
 
     def collect(self) -> None:
         """Write the steps that the device has finished."""
@@ -185,8 +180,6 @@ class WaitingTimeline(HostTimeline):
     def __init__(self, add: AddStep, device: torch.device):
         super().__init__(add)
         self.device = device
-        self.computing = now_ns  # the thread's CPU time is not that of the compute
-        self.skipped = 2**62
 
     def copied(self) -> int:
         """Wait for the copy; return the host's time."""
@@ -235,7 +228,8 @@ class DeviceTimeline:
         loss.copy_(step.loss.detach(), non_blocking=True)  # queued behind the step, not waited for
         self.marks.append(self.clock.mark())  # where it has passed, the loss is there too
         stamps = (step.asked, step.ready, step.copied, done)
-        self.clock.add(FinishedStep(step.number, stamps, step.samples, loss), self.marks)
+        issued = FinishedStep(step.number, stamps, step.samples, loss)
+        self.clock.in_flight.append((issued, self.marks))
         self.clock.collect()
         return done
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from labkit.stamps.plain_file import Unpacked, Unreadable, unpacked
+from labkit.stamps.plain_file import Unreadable, opened, unpacked
 from labkit.text import one_line
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class TraceFile:
 
     def __iter__(self) -> Iterator[Json]:
         try:
-            with self._member or unpacked(self.path, MAX_SIZE) as plain:
+            with unpacked(self._member or opened(self.path), MAX_SIZE) as plain:
                 text = io.TextIOWrapper(plain, "utf-8-sig", errors="replace", newline="")
                 yield from self._events(text)
         except TraceError:
@@ -176,7 +176,7 @@ class Header(tarfile.TarInfo):
 def _archive(path: Path) -> Iterator[tuple[str, io.BufferedReader]]:
     """Yield name and content of the files in a tar archive; links and devices are passed over."""
     with (
-        unpacked(path, MAX_ARCHIVE) as plain,
+        unpacked(opened(path), MAX_ARCHIVE) as plain,
         tarfile.open(fileobj=plain, mode="r|", tarinfo=Header) as archive,
     ):
         for number, member in enumerate(archive):
@@ -184,4 +184,4 @@ def _archive(path: Path) -> Iterator[tuple[str, io.BufferedReader]]:
                 raise Unreadable(f"it has more than {MAX_MEMBERS:,} members")
             if member.isreg():
                 stored = cast("io.BufferedReader", archive.extractfile(member))
-                yield member.name, io.BufferedReader(Unpacked(stored, member.size, MAX_SIZE))
+                yield member.name, stored

@@ -79,5 +79,5 @@ def live_line(run: RunData) -> str:
 def stage_line(run: LogData) -> str:
     """Say what a run that has not measured anything yet is busy with."""
     stage = run.stage
-    name = f"waiting: {stage['name']}" if stage.get("waiting") else stage["name"]
-    return f"{name} {stage['done']}/{stage['total']}" if stage.get("total") else name
+    done = f" {stage['done']}/{stage['total']}" if stage.get("total") else ""
+    return f"{stage['name']}{done}"

@@ -116,7 +116,7 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
     Args:
         loader: Any iterable of batches: a DataLoader, a list, a generator (good for one pass).
         live: Show a line while the loop runs and the diagnosis at its end; False only records.
-        model: The module that the loop trains: where its weights are, and in which number format.
+        model: The module that the loop trains: in which number format its weights are.
     """
     if model is not None and not hasattr(model, "register_forward_pre_hook"):
         raise TypeError(f"lk.watch(model={type(model).__name__}): give it the torch.nn.Module.")
@@ -139,8 +139,7 @@ def progress_line(recorder: Recorder) -> str:
     steps = recorder.steps
     if steps.next == recorder.first_step and recorder.how == "exhausted":
         return EMPTY
-    of = f"/{recorder.length}" if recorder.length else ""
-    text = f"epoch {recorder.epoch + 1}, step {steps.next - recorder.first_step}{of}"
+    text = f"epoch {recorder.epoch + 1}, step {steps.next - recorder.first_step}"
     if steps.wall_ns:
         rate = f"{steps.samples / steps.wall_ns * 1e9:,.0f} {recorder.batches.unit}/s"
         text += f" · {rate} · the loop waits for data {steps.wait_ns / steps.wall_ns:.0%}"

@@ -42,16 +42,11 @@ def run_in_foreground(command: list[str], env: dict[str, str], stdout: int | Non
     def pass_on(number: int, _frame: FrameType | None) -> None:
         script.send_signal(number)
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        os.killpg(script.pid, signal.SIGSTOP)
-        os.kill(us, signal.SIGSTOP)
-        os.killpg(script.pid, signal.SIGCONT)
-
     with contextlib.ExitStack() as restored:
-        for name, handler in (*((name, pass_on) for name in PASSED_ON), ("SIGTSTP", stop)):
+        for name in PASSED_ON:
             number = getattr(signal, name, None)  # Windows has few
             # what we ignore, as under nohup, the script ignores as well
             if number is not None and signal.getsignal(number) != signal.SIG_IGN:
-                restored.callback(signal.signal, number, signal.signal(number, handler))
+                restored.callback(signal.signal, number, signal.signal(number, pass_on))
         code = script.wait()
     return 128 - code if code < 0 else code

@@ -27,7 +27,6 @@ from labkit.instruments import loader_hook, stack
 from labkit.instruments.before_calls import Before, Call, held
 from labkit.instruments.loader_knobs import length_of
 from labkit.instruments.messages import say
-from labkit.stamps.events import now_ns
 from labkit.stamps.interrupts import signal_of
 from labkit.watching.headroom import Headroom
 from labkit.watching.passes import Pass
@@ -153,11 +152,8 @@ class WatchedScript:
 
     def _reset(self, iterator: object) -> None:
         found = self._pass_of(iterator)
-        if found is None:
-            return
-        if not found.asked:  # its workers have been started
-            found.lead_ns = now_ns() - found.began_ns
-        elif found.recorder.has_room():  # they persist: the next pass has the same iterator
+        # Where its workers persist, the next pass has the same iterator
+        if found is not None and found.asked and found.recorder.has_room():
             self.passes[iterator] = HookedPass(found.recorder)
 
     def stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:

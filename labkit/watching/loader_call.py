@@ -27,8 +27,8 @@ def call_of(loader: object) -> dict[str, object]:
 
     Returns:
         `loader`: the variable that holds it, None where there is none; `made`: where, if that is
-        known; `dataset_type`: its class; `streams`: whether it is an IterableDataset; `call`: what
-        the script calls to make a loader, "" where it has no name for torch's DataLoader;
+        known; `streams`: whether its dataset is an IterableDataset; `call`: what the script calls
+        to make a loader, "" where it has no name for torch's DataLoader;
         `arguments`: {name: code}, defaults left out, the code None where the script has no name for
         the object. `call` and `arguments` are None where the loader is no DataLoader.
     """
@@ -38,7 +38,6 @@ def call_of(loader: object) -> dict[str, object]:
     call = _class_name(type(loader), names) if is_torchs else None
     return {
         "loader": names.get(id(loader)),
-        "dataset_type": type(dataset).__name__,
         "streams": is_a(dataset, "torch.utils.data", "IterableDataset"),
         "made": held(loader).get(MADE),
         "call": call,

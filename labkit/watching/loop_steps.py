@@ -16,22 +16,7 @@ from labkit.instruments.hangs import (
     progress_words,
 )
 from labkit.stamps.events import EventLog
-from labkit.stamps.step_ring import (
-    ASKED,
-    BYTES,
-    COPIED,
-    DONE,
-    FEW_SLOTS,
-    FIRST,
-    LAST,
-    LOSS,
-    READY,
-    SAMPLES,
-    WORDS,
-    Drain,
-    StepRing,
-    step_in,
-)
+from labkit.stamps.step_ring import FEW_SLOTS, Drain, FinishedStep, StepRing
 
 if TYPE_CHECKING:
     from labkit.stamps.timeline import DeviceClock, Mark
@@ -41,10 +26,9 @@ MOST_STEPS = FEW_SLOTS // 2  # that wait in the ring to be written
 
 
 class LoopSteps:
-    """The step that goes on: its stamps go into its slot of the ring, which outlives a kill.
+    """The step that goes on; one that is over goes into the ring, which outlives a kill.
 
-    What is not in its slot is in `asked`, `ready` and `start`. On a GPU, a step that is over
-    comes back to its slot when the device is through with it.
+    On a GPU it does so when the device is through with it.
     """
 
     def __init__(self, folder: Path, log: EventLog):
@@ -52,10 +36,11 @@ class LoopSteps:
         self.drain = Drain(folder, log)
         self.busy_with = progress_words(folder, "loop")
         self.clock: DeviceClock | None = None  # of a GPU; known when the first body has run
-        self.next = 0  # the number of the step that goes on
-        self.at = 0  # the word of the ring where the slot of the last step begins
+        # The step that goes on
+        self.next = 0  # its number
         self.asked = 0
         self.ready = 0  # 0 while there is no body whose end could be stamped
+        self.batch = (0, 0)  # its samples and bytes
         self.start: Mark | None = None
         self.written_at = 0  # ns
         # Sums over the steps so far, for the live line and for how long a step usually takes
@@ -72,15 +57,8 @@ class LoopSteps:
 
     def begin(self, ready: int, samples: int = 0, batch_bytes: int = 0) -> None:
         """The batch is here, and the body begins. There is no stamp of a copy: that is inside."""
-        number = self.next
-        words = self.ring.words
-        at = self.at = number % FEW_SLOTS * WORDS
-        words[at + FIRST] = number + 1
-        words[at + ASKED] = self.asked
-        words[at + READY] = words[at + COPIED] = self.ready = ready
-        words[at + SAMPLES] = samples
-        words[at + BYTES] = batch_bytes
-        self.ring.reals[at + LOSS] = math.nan
+        self.ready = ready
+        self.batch = samples, batch_bytes
         busy_with = self.busy_with
         busy_with[SINCE] = ready
         busy_with[STATE] = IN_BODY
@@ -89,15 +67,16 @@ class LoopSteps:
 
     def end(self, now: int) -> None:
         """The body is over, and issued to its device."""
-        at = self.at
-        words = self.ring.words
-        self.next = number = self.next + 1
+        ready = self.ready
+        samples, size = self.batch
+        stamps = (self.asked, ready, ready, now)
+        step = FinishedStep(self.next, stamps, samples, math.nan, batch_bytes=size)
+        self.next += 1
         self.ready = 0
-        words[at + DONE] = now
         if self.start is None or self.clock is None:
-            words[at + LAST] = number
+            self.ring.add(step)
         else:
-            self.clock.add(step_in(self.ring.page, at), (self.start, self.clock.mark()))
+            self.clock.in_flight.append((step, (self.start, self.clock.mark())))
 
     def is_due(self, now: int) -> bool:
         """Return whether it is time to write."""

@@ -17,8 +17,6 @@ from labkit.watching.recorder import Recorder
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
-
 Beat = Callable[[int | None], None]
 """What is called twice a second with the time, ns, and with None when a pass is over."""
 
@@ -41,9 +39,7 @@ class Pass:
         self.is_new = True  # until its first batch is here, or the first after an error or a pause
         self.waits = False  # for a batch
         self.asked = 0  # when the loop asked for the last one
-        self.beat_at = 0
-        self.lead_ns = 0  # that iter(loader) took: it counts as waiting for the first batch
-        self.began_ns = now_ns()
+        self.began_ns = now_ns()  # 0 once the first batch is here: iter(loader) waits for it too
         self.number = recorder.begin_pass(self.began_ns)
 
     def ask(self, iterator: object = None) -> object:
@@ -80,24 +76,24 @@ class Pass:
         return batch
 
     def _learn(self, batch: object) -> None:
-        """Learn what a batch is; set the clock back to before iter(loader)."""
+        """Learn what a batch is; set the clock back to before iter(loader), for a first one."""
         self.is_new = False
         recorder = self.recorder
         if self.number != recorder.going and recorder.has_room():
             # It was paused; or it failed, and the loop skips what it cannot read
             begin = recorder.resume if recorder.began_ns else recorder.begin_pass
             self.number = begin(self.asked)
-        self.steps.asked = self.asked - self.lead_ns
-        self.lead_ns = 0
+        self.steps.asked = self.began_ns or self.asked
+        self.began_ns = 0
         recorder.batches.learn(batch)
         recorder.sampler.claim(sys._getframe(2))
 
     def _write(self, now: int) -> int:
         """Write the steps that are over; return when the next batch is asked for."""
-        self.recorder.hand_over(now)
-        if self.recorder.has_room() and now > self.beat_at:
-            self.beat_at = now + BEAT_NS
-            self.recorder.look(sys._getframe(2), now)
+        recorder = self.recorder
+        recorder.hand_over(now)
+        if recorder.has_room() and now > recorder.beat_at:
+            recorder.look(sys._getframe(2), now)
             if self.beat is not None:
                 self.beat(now)
         return now_ns()  # what this took is neither waiting nor body
@@ -145,7 +141,6 @@ class WatchedIterator(Pass):
         except BaseException as error:
             self.end("failed", error)
             raise
-        self.lead_ns = now_ns() - self.began_ns
         return self
 
     def __iter__(self) -> Self:

@@ -13,7 +13,7 @@ import contextlib
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from labkit.instruments.host import plain_machine
 from labkit.instruments.loader_hook import Recording
 from labkit.instruments.loader_work import LoaderWork
 from labkit.instruments.sampler import FLAG, Sampler
-from labkit.instruments.telemetry_process import TELEMETRY_AFTER_NS, telemetry_beside
+from labkit.instruments.telemetry_process import telemetry_beside
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.interrupts import OwnErrors
 from labkit.watching import run_folders
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
 KEEP_PASSES = 20_000  # 6 MB without their steps: a pass may be of one batch
+BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
 LEAST_WARMUP = 3  # steps that the statistics leave out
 
 
@@ -77,7 +78,6 @@ class Recorder:
         self.has_begun = False  # whether it is known what the loop's body runs on
         self.closed = False
         # Its passes
-        self.length: int | None = None  # batches of one, once one is over
         self.epoch = -1
         self.begun = 0  # of them, one that goes on after a pause once more
         self.going = 0  # the number among these of the one that is recorded; 0 while none is
@@ -99,7 +99,7 @@ class Recorder:
         if self.is_alone:
             self.ends.enter_context(HangWatch(lambda: [self.folder]))
         self.telemetry: Path | None = None  # a file that it goes on with
-        self.telemetry_due = now_ns() + TELEMETRY_AFTER_NS
+        self.beat_at = now_ns() + BEAT_NS  # when the loop's variables are looked at again
 
     def _write_head(self, loader: object) -> None:
         """Write what is watched: `code` is the call that makes the loader, where it is known."""
@@ -153,8 +153,8 @@ class Recorder:
         return self.going
 
     def has_room(self) -> bool:
-        """Return whether there is room for more; where the log is full, this ends the run."""
-        is_full = self.steps.next >= KEEP_STEPS or self.begun > KEEP_PASSES
+        """Return whether there is room for more; where the log or disk is full, end the run."""
+        is_full = self.steps.next >= KEEP_STEPS or self.begun > KEEP_PASSES or self.log.error
         if is_full and not self.closed:
             self.log.write("full", steps=self.steps.next)
             self.close()
@@ -165,7 +165,6 @@ class Recorder:
         with OwnErrors():  # a device that was lost
             self.hand_over()
         if how == "exhausted":
-            self.length = self.steps.next - self.first_step
             self.log.write("done")
         self.drop_pass()
         self.how = how
@@ -222,11 +221,11 @@ class Recorder:
         weights: list[Any] = []
         fuses = dtype = None
         with OwnErrors():
-            if self.model is not None:
-                weights = list(self.model.parameters())
-            else:
+            if self.model is None:
                 groups = held(self.optimizer).get("param_groups", ())
                 weights = [each for group in groups for each in group["params"]]
+            else:
+                weights = list(self.model.parameters())
             fuses = may_fuse(self.optimizer)
             dtype = dtype_of(largest_of(weights))
         self.optimizer = None  # it is the script's
@@ -261,8 +260,8 @@ class Recorder:
         Beside one that takes longer, the instruments are sampled.
         """
         self.growth.look(frame, self.sampler.places.loop)
-        is_due = now > self.telemetry_due and self.pid == os.getpid()
-        if is_due and self.is_alone and self.telemetry is None:
+        self.beat_at = now + BEAT_NS
+        if self.is_alone and self.telemetry is None and self.pid == os.getpid():
             self.telemetry = telemetry_beside(self.folder)
 
     # -- the end -----------------------------------------------------------------------------------
@@ -302,7 +301,7 @@ class Recorder:
 
 
 def machine_and_clock(
-    write: AddStep, weights: Iterable[torch.Tensor] = ()
+    write: AddStep, weights: Sequence[Any]
 ) -> tuple[dict[str, Any], DeviceClock | None]:
     """Describe the machine, without torch as far as Python knows it, and return a GPU's clock.
 
@@ -318,18 +317,15 @@ def machine_and_clock(
     return machine.describe(device), clock
 
 
-def device_in_use(torch: ModuleType, weights: Iterable[torch.Tensor] = ()) -> torch.device:
-    """Return the device of some weights, a card where one has any; else that of any tensors.
+def device_in_use(torch: ModuleType, weights: Sequence[Any] = ()) -> torch.device:
+    """Return the card with most of this process's tensors; without one MPS or the CPU.
 
-    Weights on the CPU tell only where they are plain parameters: shards, and copies that an
-    optimizer has offloaded, rest there while the model computes on a card. It starts no CUDA.
+    It starts no CUDA. Where all weights are plain parameters on the CPU, it is that: shards and
+    copies that an optimizer has offloaded rest there too, while the model computes on a card.
     """
+    if weights and all(type(each) is torch.nn.Parameter and each.is_cpu for each in weights):
+        return torch.device("cpu")
     cards = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
-    there = [each for each in weights if type(each) is torch.nn.Parameter or not each.is_cpu]
-    told = {each.device.type: each.device for each in there}
-    for kind in ("cuda", "mps", "cpu") if cards else ("mps", "cpu"):  # not that of a FakeTensor
-        if kind in told:
-            return told[kind]
     card = max(cards, key=torch.cuda.memory_allocated, default=0)
     if cards and torch.cuda.memory_allocated(card):
         return torch.device("cuda", card)

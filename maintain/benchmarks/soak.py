@@ -56,7 +56,7 @@ SHAPES = (
 ALWAYS = {"model": "mlp", "width": 32, "depth": 1, "steps": 10**6, "seconds": 60, "xray": False}
 KILLED_FIRST = ("kernel", "guard", "supervisor", "bench", "worker")
 PATIENCE_S = 10.0  # before what is still there counts as an orphan
-LEFT_FILES = ("*.ring", "reserve", "launch.json")
+LEFT_FILES = ("*.ring", "launch.json")
 
 
 class Kill:

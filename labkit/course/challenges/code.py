@@ -345,7 +345,7 @@ def gap(answer: Answer) -> Mapping[str, float]:
     which of "DataLoader", "CPU operators" and "CUDA calls" is active longest in it. A lane may be
     missing.
     """
-    lanes = ((entries(STORED_FILE)[name],) for name in EXCERPTS)
+    lanes = ((entries(STORED_FILE)[name][0]["lanes"],) for name in EXCERPTS)
     return right_answers(lambda lanes: tuple(answer(lanes)), largest_gap, lanes)
 
 
