@@ -45,11 +45,11 @@ def failed(record, message=ODD, **more):
 
 
 def telemetry_of(**values):
-    """Return 20 samples of a GPU, one in 100 ms, of which two are not complete."""
+    """Return 20 samples of a GPU, one in 100 ms, of which one is not complete."""
     samples = []
     for t in range(1000 * MS, 3000 * MS, 100 * MS):
-        samples.append({"t_ns": t, "gpu_now": 0.2, "gpu": [[t, 0.3]], "cpu": 0.1})
-    samples[3]["gpu_now"] = samples[4]["gpu"] = None
+        samples.append({"t_ns": t, "gpu_now": 0.2, "cpu": 0.1})
+    samples[3]["gpu_now"] = None
     return [sample | values for sample in samples]
 
 
@@ -115,15 +115,14 @@ def test_runs_without_numbers_say_why_and_show_their_error_as_it_is(record):
 
 
 def test_missing_samples_of_an_instrument_are_gaps_never_zero(record):
-    def curves(**telemetry):
+    def curve(**telemetry):
         lines = record(machine=GPU, telemetry=telemetry_of(**telemetry)).plot().axes[1].lines
         drawn = {line.get_label(): line.get_ydata() for line in lines}
-        return [drawn.get(name) for name in ("NVML's samples", "nvidia-smi")]
+        return drawn.get("nvidia-smi (NVML)")
 
-    nvml, smi = curves()
-    assert math.isnan(nvml[4]) and math.isnan(smi[3])
-    assert 0 not in nvml and 0 not in smi
-    assert curves(gpu_now=None, gpu=None) == [None, None]
+    smi = curve()
+    assert math.isnan(smi[3]) and 0 not in smi
+    assert curve(gpu_now=None) is None
 
 
 # -- on the page ---------------------------------------------------------------------------------

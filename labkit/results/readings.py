@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from labkit.results.run_log import RunLog
 
-Readings = tuple[np.ndarray, np.ndarray]
-"""Of one metric: moments (n,), s, and values (n,), NaN where there is a gap."""
 
+def readings_of(run: RunLog, key: str, since: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """Return what the telemetry has of a metric from `since` (s) to the end of the last step.
 
-def readings_of(run: RunLog, key: str, since: float = 0.0) -> Readings:
-    """Return a metric that was read once per telemetry event, GPM's too, from `since` (s) on."""
-    read = (
+    Moments (n,), s, and values (n,), NaN where there is a gap.
+    """
+    read = [
         (each["t_ns"], (each.get("gpm") or {}).get(key, each.get(key))) for each in run.telemetry
-    )
-    return _while_it_trained(run, read, since)
+    ]
+    table = np.array(read, dtype=float).reshape(-1, 2)  # None is NaN
+    moments = run.seconds(table[:, 0])
+    inside = (moments >= since) & (moments <= run.length_s) & (run.steps > 0)
+    return moments[inside], table[inside, 1]
 
 
 def mean_of(run: RunLog, key: str, since: float = 0.0, fewest: int = 1) -> float | None:
@@ -25,19 +26,3 @@ def mean_of(run: RunLog, key: str, since: float = 0.0, fewest: int = 1) -> float
     _, values = readings_of(run, key, since)
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) >= fewest else None
-
-
-def driver_readings(run: RunLog) -> Readings:
-    """Return the utilization that the driver had buffered, each reading with its own stamp."""
-    read = (pair for each in run.telemetry for pair in each.get("gpu") or [(each["t_ns"], None)])
-    return _while_it_trained(run, read, 0.0)
-
-
-def _while_it_trained(
-    run: RunLog, read: Iterable[tuple[int, float | None]], since: float
-) -> Readings:
-    """Return what was read from `since` (s) to the end of the last step."""
-    table = np.array(list(read), dtype=float).reshape(-1, 2)  # None is NaN
-    moments = run.seconds(table[:, 0])
-    inside = (moments >= since) & (moments <= run.length_s) & (run.steps > 0)
-    return moments[inside], table[inside, 1]

@@ -16,7 +16,7 @@ from matplotlib.ticker import PercentFormatter
 from labkit.knobs import as_typed
 from labkit.results.comparison import ComparedRuns, SweptRuns
 from labkit.results.ranks import RanksData, delays_of
-from labkit.results.readings import driver_readings, readings_of
+from labkit.results.readings import readings_of
 from labkit.results.run_data import RunData
 from labkit.results.workers import MAIN, LoaderWorkers
 from labkit.text import counted
@@ -45,7 +45,7 @@ TEETH, WHOLE, STEP = 1.1, 1.4, 0.25  # heights of the axes, relative to each oth
 AROUND_IN, ROW_IN = 1.0, 0.3  # heights of what is around rows, and of a row, inches
 SINCE = "s since the first batch was asked for"
 LANES = {"loop waits for data": WAIT, "copy": COPY, "device busy": COMPUTE}
-RANK_PARTS = {  # part of RankTimes: (name, colour), as stacked
+RANK_PARTS = {  # part of a rank's time: (name, colour), as stacked
     "wait": ("waiting for data", WAIT),
     "compute": ("compute", COMPUTE),
     "others": ("waiting for another rank", SKY),
@@ -53,6 +53,7 @@ RANK_PARTS = {  # part of RankTimes: (name, colour), as stacked
     "other": ("other", OTHER),
 }
 WORK = {"the loop waits": WAIT, "loop body": COMPUTE, "fetches items": BLUE, "collates": SKY}
+METERS = ("cpu", "all CPU cores (psutil)"), ("gpu_now", "nvidia-smi (NVML)")
 MOST_LANES = 16  # of workers
 SHOWN_S = 3.0  # of what they did
 
@@ -97,9 +98,10 @@ def _draw_whole(axes: Axes, runs: Mapping[str, RunData], marked_s: tuple[float, 
     shares, edges = binned(run)
     label = f"busy share of every {1e3 * edges[1]:.3g} ms"
     axes.stairs(shares, edges, fill=True, label=label, color=COMPUTE, alpha=0.4)
-    for name, (seconds, samples, colour) in curves(run).items():
-        if np.isfinite(samples).any():
-            axes.plot(seconds, samples, ".-", markersize=2.5, lw=0.8, c=colour, label=name)
+    metric, name = METERS[run.machine.kind == "gpu"]
+    seconds, samples = readings_of(run, metric)  # NaN is a gap
+    if np.isfinite(samples).any():
+        axes.plot(seconds, samples, ".-", markersize=2.5, lw=0.8, c=SKY, label=name)
     if "before" in runs:
         axes.stairs(*binned(runs["before"]), color=INK, label="before")
     axes.axvspan(0, run.warm_s, label="warm-up, left out", color=INK, alpha=0.3)
@@ -112,17 +114,6 @@ def _draw_whole(axes: Axes, runs: Mapping[str, RunData], marked_s: tuple[float, 
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set(ylabel="device busy", xlabel=f"{SINCE}: the whole run")
     legend_above(axes)
-
-
-def curves(run: RunData) -> dict[str, tuple[np.ndarray, np.ndarray, str]]:
-    """Return the utilization that each instrument showed: moments, s, shares, 0 to 1, a colour.
-
-    A missing sample is NaN: a gap.
-    """
-    if run.machine.kind == "cpu":
-        return {"all CPU cores (psutil)": (*readings_of(run, "cpu"), SKY)}
-    smi = (*readings_of(run, "gpu_now"), SKY)
-    return {"NVML's samples": (*driver_readings(run), BLUE), "nvidia-smi": smi}
 
 
 def _draw_mean_steps(axes: Axes, runs: Mapping[str, RunData]) -> None:
@@ -178,10 +169,10 @@ def draw_ranks(ranks: RanksData, bottleneck: str) -> Figure:
     if times is None:
         return page(f"{count}, no numbers", notes)[0]
     title = f"{count}: {ranks.throughput:,.0f} samples/s together; bottleneck: {bottleneck}"
-    figure, [axes] = page(title, notes, [AROUND_IN + ROW_IN * len(times.ranks)])
-    shares = {label: getattr(times, part) for part, (label, _) in RANK_PARTS.items()}
-    names = [f"rank {rank}" for rank in times.ranks]
-    stack(axes, pandas.DataFrame(shares, names), [colour for _, colour in RANK_PARTS.values()])
+    figure, [axes] = page(title, notes, [AROUND_IN + ROW_IN * len(times)])
+    labels = {part: label for part, (label, _) in RANK_PARTS.items()}
+    shares = times[list(RANK_PARTS)].rename(columns=labels, index="rank {}".format)
+    stack(axes, shares, [colour for _, colour in RANK_PARTS.values()])
     axes.set(xlabel="share of wall time, warm-up left out", xlim=(0, 1))
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     return figure
