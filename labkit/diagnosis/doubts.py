@@ -108,16 +108,17 @@ def caveats(evidence: Evidence, run: RunData, seconds: float) -> dict[str, float
     said = {}
     use, crowded = evidence.use, evidence.crowded_by
     if crowded > limits.DISTURBS:
-        named = f": {', '.join(run.beside)}" if run.beside else ""
+        beside = run.programs("beside")
+        named = f": {', '.join(beside)}" if beside else ""
         taken = f"{use.others or 0.0:.1f} of {use.cores} cores meanwhile{named}"
         said[f"Other programs used {taken}."] = max(1 - crowded, 0.0)
-    if run.on_the_card:
+    if on_the_card := run.programs("on_the_card"):
         share = evidence.card.known("others_share")
-        named = f"Other programs were on the same GPU: {', '.join(run.on_the_card)}."
+        named = f"Other programs were on the same GPU: {', '.join(on_the_card)}."
         said[named] = limits.UNSEEN if share is None else 1 - share
     if spare := evidence.known("spare_card"):
         said[f"The model is on the CPU, and does not use the {spare}."] = 1.0
-    if run.is_cut_short:
+    if run.event("full"):
         said[f"The verdict is of the first {run.steps:,} steps: no more are recorded."] = 1.0
     if run.watched and seconds < limits.LONG_ENOUGH_S:
         longer = f"{seconds:.1f} s were measured, and a longer run gives a surer verdict."

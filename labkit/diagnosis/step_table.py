@@ -24,6 +24,7 @@ from labkit.prediction.prediction import recommend_prefetch, recommend_workers
 from labkit.results.core_use import CoreUse
 from labkit.results.readings import mean_of, readings_of
 from labkit.results.run_data import RunData
+from labkit.stamps.record import Event
 from labkit.stamps.step_classes import CLASSES, split_steps
 from labkit.traces.read import xray_of
 
@@ -71,7 +72,7 @@ def known_of(run: RunData, parts: np.ndarray, ranks_cores: float) -> Evidence:
     is_gpu = machine.kind == "gpu"
     loop = loop_of(run)
     body = loop.lines.body if loop else {}
-    seen = run.xray_facts
+    seen, job = run.xray_facts, run.event("job") or {}
     replayed = (run.event("headroom") or {}).get("factor")
     spare = (run.event("spare_card") or {}).get("name")
     is_simulated = not run.watched and wait.sum() > WORTH_A_LOOK * parts.sum()
@@ -96,12 +97,12 @@ def known_of(run: RunData, parts: np.ndarray, ranks_cores: float) -> Evidence:
         whole=shares_of(run),
         host_wait_share=float((ready - asked).sum() / max((done - asked).sum(), 1)),
         growth=_growth(run),
-        weights_dtype=run.weights_dtype,
-        batch=_batch(run),
+        weights_dtype=job.get("weights_dtype"),
+        batch=_batch(run, job),
         # not worth a word to what computes no model
-        spare_card=None if is_gpu or not run.weights_dtype else spare,
+        spare_card=None if is_gpu or not job.get("weights_dtype") else spare,
         knobs=run.pipeline.to_dict(),
-        code=LoopCode.of(run.loop_code, run.event("job"), run.trainer),
+        code=LoopCode.of(run.loop.get("code"), job, bool(run.loop.get("trainer"))),
         trains=not body or bool({"backward", "optimizer"} & body.keys()),
         formats=tensor_formats(machine.name, machine.compute_capability) if is_gpu else None,
         compiles=not machine.compile_lacks,
@@ -117,13 +118,15 @@ def _stall_share(wait: np.ndarray) -> float:
     return float(worst.sum() / wait.sum()) if wait.any() else 0.0
 
 
-def _batch(run: RunData) -> Batch:
+def _batch(run: RunData, job: Event) -> Batch:
     """Return what is known of a run's batches."""
-    sizes = run.batch_bytes[np.isfinite(run.batch_bytes)]
+    sizes = run.each("bytes")
+    sizes = sizes[np.isfinite(sizes)]
     median = float(np.median(sizes)) if len(sizes) else None
     # Not of a prefetcher or Accelerate's loader, which move there what workers have made
     is_plain = run.watched == "DataLoader" and not run.pipeline.num_workers
-    return Batch(dtype=run.batch_dtype, bytes=median, on_gpu=run.batch_on_gpu and is_plain)
+    on_gpu = bool(job.get("batch_on_gpu")) and is_plain
+    return Batch(dtype=job.get("batch_dtype"), bytes=median, on_gpu=on_gpu)
 
 
 def _workers(run: RunData) -> WorkerEvidence | None:
@@ -175,7 +178,7 @@ def _growth(run: RunData) -> LoopGrowth:
     """Return what grew; of the memory (GiB) of a run's processes where it rose by SWELLS."""
     _, held = readings_of(run, "rss_gib")
     known = held[np.isfinite(held)]
-    variables = tuple(run.growth)
+    variables = tuple(run.fact_of("growth", "found", default=()))
     if len(known) < limits.MEMORY_READINGS:
         return LoopGrowth(variables=variables)
     _, early, *_, late = (float(np.median(part)) for part in np.array_split(known, 5))

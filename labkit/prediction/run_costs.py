@@ -58,7 +58,7 @@ class RunCosts:
 
     def _on_cores(self) -> np.ndarray:
         """Return the CPU time of each step's compute, about that where it was not read."""
-        own = self.run.thread_s[self.run.warmup :]
+        own = self.run.each("cpu")[self.run.warmup :] / 1e9
         seen = ~np.isnan(own) & (self.device > 0)
         share = np.median(np.minimum(1.0, own[seen] / self.device[seen])) if seen.any() else 1.0
         return np.where(seen, own, self.device * share)

@@ -15,7 +15,7 @@ from labkit.results.log_data import fact
 from labkit.results.readings import readings_of
 from labkit.results.run_log import RunLog
 from labkit.results.workers import LoaderWorkers
-from labkit.stamps.step_classes import split_steps, unevenness
+from labkit.stamps.step_classes import CLASSES, split_steps, unevenness
 from labkit.text import noise, percent
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class RunData(RunLog):
         """
         if self._wall_s is None or self.launches_only:
             return None
-        return self._step_clock.busy_s(self.warmup) / self._wall_s
+        return self.clock.busy_s(self.warmup) / self._wall_s
 
     @cached_property
     def busy_at_least(self) -> float | None:
@@ -127,19 +127,13 @@ class RunData(RunLog):
         """The measured steps as a DataFrame: when each ended (s), its parts (ms), its loss."""
         import pandas
 
-        first = self.warmup
-        parts = self.steps_ms
-        wait, copy, compute, launch, other = parts.T
-        columns = {
-            "end_s": self.busy[first:, 1],
-            "step_ms": parts.sum(axis=1),
-            "wait_ms": wait,
-            "copy_ms": copy,
-            "compute_ms": compute,
-            "other_ms": launch + other,
-            "loss": self.loss[first:],
-        }
-        return pandas.DataFrame(columns, index=pandas.RangeIndex(first, self.steps, name="step"))
+        numbers = pandas.RangeIndex(self.warmup, self.steps, name="step")
+        frame = pandas.DataFrame(self.steps_ms, numbers, [f"{part}_ms" for part in CLASSES])
+        frame["other_ms"] += frame.pop("launch_ms")
+        frame["step_ms"] = frame.sum(axis=1)
+        frame["end_s"] = self.busy[self.warmup :, 1]
+        frame["loss"] = self.loss[self.warmup :]
+        return frame
 
     # Where the time of a step went
 
@@ -153,7 +147,7 @@ class RunData(RunLog):
     @cached_property
     def mean_ms(self) -> np.ndarray | None:
         """The mean measured step by class (5,), ms; None before there is one."""
-        return self._step_clock.mean_split(self.warmup) * 1e3 if self.steps > 1 else None
+        return self.clock.mean_split(self.warmup) * 1e3 if self.steps > 1 else None
 
     # Mean time from one step's end to the next, ms: its parts' sum
     step_ms: float | None = _mean_of(slice(5))
@@ -176,7 +170,7 @@ class RunData(RunLog):
     @cached_property
     def spread(self) -> float | None:
         """Unevenness: IQR over median of the throughput of the run's five stretches."""
-        return unevenness(self._step_clock.moments("busy_end", max(0, self.warmup - 1)), BLOCKS)
+        return unevenness(self.clock.moments("busy_end", max(0, self.warmup - 1)), BLOCKS)
 
     @property
     def noisy(self) -> bool:
@@ -188,7 +182,7 @@ class RunData(RunLog):
         """Energy the card used while training, from its own counter; None where it has none."""
         _, joules = readings_of(self, "energy_j")
         counts = joules[np.isfinite(joules)]
-        return float(counts[-1] - counts[0]) if len(counts) > 1 else None
+        return float(np.ptp(counts)) if len(counts) > 1 else None
 
     # The loader
 
@@ -234,11 +228,6 @@ class RunData(RunLog):
         reached = work[what] / work["samples"] * self.throughput / per_s
         return None if reached > NO_PEAK else min(reached, 1.0)
 
-    @property
-    def mfu_text(self) -> str:
-        """MFU in words, "MFU 26%"; "" where it is not known."""
-        return f"MFU {percent(self.mfu)}" if self.mfu else ""
-
     # As text and as JSON
 
     def to_dict(self) -> dict[str, object]:
@@ -272,9 +261,7 @@ class RunData(RunLog):
         parts = ", ".join(f"{name} {ms:.1f}" for name, ms in means.items() if ms is not None)
         said = [
             f"{self.in_short}, step {self.step_ms:.1f} ms ({parts})",
-            self.mfu_text and f"{self.mfu_text} of {self.peak}",
-            self.no_events and f"timed on the host's clock: {self.no_events}",
-            self.is_cut_short and f"no more than the first {self.steps:,} steps are recorded",
+            self.mfu and f"MFU {percent(self.mfu)} of {self.peak}",
             self.pipeline.simulated_delay and f"simulated delay: {self.pipeline.simulated_delay}",
             self.noisy and noise(self.spread or 0.0),
         ]

@@ -9,35 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from labkit.instruments.growth import Grown
 from labkit.quotas import GIB
 from labkit.results.log_data import LogData, fact
 from labkit.results.watched_pipeline import Watched, pipeline_of
-from labkit.spec import PX, STEPS, Pipeline
+from labkit.spec import Pipeline
 from labkit.stamps.record import Event
 from labkit.stamps.step_classes import StepClock
 from labkit.stamps.steps import ALL, HOST, MOMENTS
 
 MOST_NAMED = 3  # of the programs that ran beside it
-CPU_VALUES = {"image_px": PX, "steps": STEPS}  # in older logs of a CPU, for what was automatic
-
-
-def series(name: str) -> Any:
-    """Return a property of a log: all events of a name."""
-    return property(lambda log: log.all(name))
-
-
-def _programs(event: str) -> Any:
-    """Return a property of a log: the other programs that such events name, busiest first."""
-
-    def programs(log: RunLog) -> list[str]:
-        cores = Counter()
-        for found in log.all(event):
-            for process in found["processes"]:
-                cores[f"{process['name']} (pid {process['pid']})"] += process.get("cores") or 0
-        return [name for name, _ in cores.most_common(MOST_NAMED)]
-
-    return property(programs)
 
 
 class RunLog(LogData):
@@ -48,11 +28,7 @@ class RunLog(LogData):
     @cached_property
     def asked(self) -> Pipeline | Watched:
         """The pipeline that was asked for; of a watched loop, what is known of it."""
-        knobs = self.fact_of("spec", "pipeline", default={})
-        if self.machine.kind == "cpu":
-            automatic = {name for name, value in CPU_VALUES.items() if knobs.get(name) == value}
-            knobs = knobs | dict.fromkeys(automatic)
-        return self._pipeline(knobs)
+        return self._pipeline(self.fact_of("spec", "pipeline", default={}))
 
     @cached_property
     def pipeline(self) -> Pipeline | Watched:
@@ -66,14 +42,9 @@ class RunLog(LogData):
     # The type of the loader that `lk.watch` looked at; None for our own runs
     watched: str | None = fact("spec", "watched", "loader")
 
-    # How the user's script writes its loader; None of our own runs
-    loop_code: Event | None = fact("spec", "watched", "code")
-
-    # The file and the line of a watched loop; [] where its code is a framework's
-    place: list[str | int] = fact("spec", "watched", "place", default=[])
-
-    # Whether Hugging Face's Trainer runs the watched loop
-    trainer: bool = fact("spec", "watched", "trainer", default=False)
+    # What else is known of a watched loop: the `code` of its loader, its `place` (file and line),
+    # whether Hugging Face's `trainer` runs it
+    loop: Event = fact("spec", "watched", default={})
 
     # {knob: why it could not act on this device}
     not_applied: dict[str, str] = fact("job", "not_applied", default={})
@@ -82,13 +53,8 @@ class RunLog(LogData):
 
     @property
     def steps(self) -> int:
-        """Steps in the log, warm-up included: all, unless it `is_cut_short`."""
+        """Steps in the log, warm-up included: all, but of a watched loop whose log is "full"."""
         return len(self._steps)
-
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether a watched loop went on for so long that its last steps are not in the log."""
-        return bool(self.event("full") or self.event("sums"))
 
     # What is counted: "samples", or "batches" of a watched loop that hides its samples
     unit: str = fact("job", "unit", default="samples")
@@ -96,30 +62,19 @@ class RunLog(LogData):
     @property
     def samples(self) -> int:
         """Samples trained on, warm-up included."""
-        return int(self._steps.moments("n").sum())
+        return int(self.each("n").sum())
 
     @property
     def loss(self) -> list[float]:
         """The loss of every step; NaN where it was not finite."""
-        return self._steps.moments("loss").tolist()
+        return self.each("loss").tolist()
 
-    @property
-    def thread_s(self) -> np.ndarray:
-        """CPU time of the computing thread per step (steps,), s; NaN if unknown."""
-        return self._steps.moments("cpu") / 1e9
+    def each(self, name: str) -> np.ndarray:
+        """Return a number of each step (steps,), NaN if unknown: see `stamps.steps.NUMBERS`.
 
-    @property
-    def batch_bytes(self) -> np.ndarray:
-        """Bytes of the arrays in each step's batch (steps,); NaN if unknown."""
-        return self._steps.moments("bytes")
-
-    # The number format of most of what a watched loop trains, as "float32"; None: unknown
-    weights_dtype: str | None = fact("job", "weights_dtype")
-
-    # The number format of the largest array in its first batch; None if unknown
-    batch_dtype: str | None = fact("job", "batch_dtype")
-    # Whether its loader makes batches on a GPU
-    batch_on_gpu: bool = fact("job", "batch_on_gpu", default=False)
+        "cpu" is the CPU time of the computing thread, ns, "bytes" those of the batch's arrays.
+        """
+        return self._steps.moments(name)
 
     @cached_property
     def exchange_ns(self) -> np.ndarray:
@@ -143,39 +98,35 @@ class RunLog(LogData):
     # device's own events timed it, or on a CPU
     no_events: str | None = fact("clock", "why")
 
-    # The instruments' samples, each with `t_ns`; gaps are None
-    telemetry: list[Event] = series("telemetry")
-
-    # The passes over a watched loader as they began: `n`, `step` and `began` (ns)
-    passes_begun: list[Event] = series("epoch")
+    @property
+    def telemetry(self) -> list[Event]:
+        """The instruments' samples, each with `t_ns`; gaps are None."""
+        return self.all("telemetry")
 
     @property
     def first_steps(self) -> list[int]:
-        """The number of the first step of each pass."""
-        return [event["step"] for event in self.passes_begun]
-
-    # The passes over a watched loader as they ended: `n`, `began`, `ended` (ns), `trains`
-    passes_ended: list[Event] = series("pass")
-
-    # Why no stack was sampled; None where some were, or may still be
-    no_lines: str | None = fact("no_lines", "why")
-
-    # Variables of a watched loop that grew, with their line
-    growth: list[Grown] = fact("growth", "found", default=[])
+        """The number of the first step of each pass over a watched loader."""
+        return [event["step"] for event in self.all("epoch")]
 
     # What a few profiled steps were made of
     xray_facts: Event | None = fact("xray")
 
-    # The other programs that used most of the cores meanwhile, as "python (pid 123)"
-    beside: list[str] = _programs("beside")
+    def programs(self, event: str) -> list[str]:
+        """Return the others that used most of the cores ("beside"), or were "on_the_card".
 
-    # The other processes that were on the same GPU meanwhile
-    on_the_card: list[str] = _programs("on_the_card")
+        Each as "python (pid 123)".
+        """
+        cores = Counter()
+        for found in self.all(event):
+            for process in found["processes"]:
+                cores[f"{process['name']} (pid {process['pid']})"] += process.get("cores") or 0
+        return [name for name, _ in cores.most_common(MOST_NAMED)]
 
     # One clock: seconds since the first batch was asked for
 
     @cached_property
-    def _step_clock(self) -> StepClock:
+    def clock(self) -> StepClock:
+        """Its steps in s: all of them, or a stretch."""
         return StepClock(self._steps, self.first_steps)
 
     @cached_property
@@ -184,11 +135,7 @@ class RunLog(LogData):
 
         On a CPU copy and compute are what the host did, else the device's own.
         """
-        return self._step_clock.stretch(0, self.steps)
-
-    def stretch(self, start: int, stop: int) -> np.ndarray:
-        """Return the `stamps` (n, 6) of the steps from `start` up to `stop` only."""
-        return self._step_clock.stretch(start, stop)
+        return self.clock.stretch(0, self.steps)
 
     @property
     def busy(self) -> np.ndarray:
@@ -198,7 +145,7 @@ class RunLog(LogData):
     @cached_property
     def issued(self) -> np.ndarray:
         """Time at which the host had issued each step (steps,), s; early on a fed GPU."""
-        return self._step_clock.moments("done")
+        return self.clock.moments("done")
 
     @property
     def length_s(self) -> float:
@@ -207,7 +154,7 @@ class RunLog(LogData):
 
     def end_s(self, number: int) -> float:
         """Return when a step was over, s."""
-        return float(self._step_clock.moments("busy_end", number)[0])
+        return float(self.clock.moments("busy_end", number)[0])
 
     @property
     def host_ns(self) -> np.ndarray:
@@ -222,8 +169,8 @@ class RunLog(LogData):
 
         Before there is a step, it is 0.
         """
-        return self._step_clock.seconds(at_ns) if self.steps else np.zeros(np.shape(at_ns))
+        return self.clock.seconds(at_ns) if self.steps else np.zeros(np.shape(at_ns))
 
     def timeline(self, bins: int = 200) -> tuple[np.ndarray, np.ndarray]:
         """Return utilization over the whole run, in equal stretches: (bins,) s, (bins,) 0 to 1."""
-        return self._step_clock.utilization(bins)
+        return self.clock.utilization(bins)
