@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.results.measurements import MeasurementsData
 from labkit.results.result import Result, Table
-from labkit.results.run_log import RunLog
 from labkit.results.templates import entries
+
+if TYPE_CHECKING:
+    from labkit.results.run_data import RunData
 
 ROOFS = ("bandwidth", "fp32", "tf32", "fp16", "bf16")  # what `lk.peaks` measures
 
@@ -76,7 +78,7 @@ class Peaks(Result):
         return Table([*(memory | rates | self.missing).items()], ("", "measured"), self.where)
 
 
-def peak(run: RunLog) -> Peak | None:
+def peak(run: RunData) -> Peak | None:
     """Return the peak of a run's device: a listed GPU's data sheet's, dense, in its precision.
 
     Else what `lk.peaks()` had measured there, on as many threads, before the run ended; or None.

@@ -20,6 +20,7 @@ from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.spec import Pipeline
 from labkit.stamps.record import Event
 from labkit.stamps.step_classes import split_steps
+from labkit.stamps.steps import MOMENTS
 from labkit.text import noise
 
 if TYPE_CHECKING:
@@ -205,8 +206,10 @@ def rank_times(runs: Mapping[int, RunData]) -> pandas.DataFrame | None:
     parts = np.stack([split_steps(run.stamps[start - 1 : stop]) for run in runs.values()])
     wait, _, compute, _, _ = np.moveaxis(parts, 2, 0)
     step = np.maximum(parts.sum(axis=2), 1e-9)
-    exchange = np.stack([run.exchange_ns[start:stop] for run in runs.values()]) / 1e9
-    complete, averaged = np.moveaxis(np.nan_to_num(exchange), 2, 0)  # 0: it was not stamped
+    complete, averaged = (
+        np.nan_to_num([run.each(moment)[start:stop] for run in runs.values()]) / 1e9
+        for moment in MOMENTS["comm"]
+    )  # 0: it was not stamped
     exposed = np.clip(averaged - complete, 0, None)
     others = np.clip(complete.max(axis=0) - complete, 0, exposed)
     if any(run.watched for run in runs.values()):

@@ -7,12 +7,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from labkit.instruments.loader_work import BatchRow
-from labkit.results.run_log import RunLog
 from labkit.stamps.event_shapes import fits
 from labkit.stamps.steps import HOST
 
 if TYPE_CHECKING:
     import pandas
+
+    from labkit.results.run_data import RunData
 
 MOMENTS = ["start", "fetched", "ready"]  # of a batch
 NAMED = 3  # of the slowest items
@@ -31,7 +32,7 @@ class Hang:
 class LoaderWorkers:
     """What a run's loader did, worker by worker; falsy where nothing was recorded of it."""
 
-    def __init__(self, run: RunLog):
+    def __init__(self, run: RunData):
         self.run = run
 
     def __len__(self) -> int:

@@ -59,7 +59,7 @@ def binned(run: RunData) -> tuple[np.ndarray, np.ndarray]:
     A bin has three steps or more: finer ones would show single teeth, aliased.
     """
     bins = int(np.clip(run.steps // 3, 4, 120))
-    return run.timeline(bins)[1], np.linspace(0, run.length_s, bins + 1)
+    return run.clock.utilization(bins)[1], np.linspace(0, run.length_s, bins + 1)
 
 
 def live_line(run: RunData) -> str:

@@ -54,7 +54,7 @@ def log(run: Run, **settings: Any) -> None:
     session.define_metric("utilization", step_metric="seconds")
     for step, row in run.frame.to_dict("index").items():
         session.log(row, step=step)
-    for second, share in np.column_stack(run.timeline()).tolist():
+    for second, share in np.column_stack(run.clock.utilization(200)).tolist():
         session.log({"seconds": second, "utilization": share})
     session.summary.update({k: v for k, v in told.items() if isinstance(v, (int, float, str))})
     session.finish()
