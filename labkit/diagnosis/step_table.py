@@ -20,7 +20,7 @@ from labkit.diagnosis.trace_evidence import kernels_of
 from labkit.diagnosis.wall_shares import shares_of
 from labkit.diagnosis.witnesses import heat_of, witness_of
 from labkit.instruments.card_formats import tensor_formats
-from labkit.prediction.prediction import recommend_prefetch, recommend_workers
+from labkit.prediction.prediction import recommended
 from labkit.results.core_use import CoreUse
 from labkit.results.readings import mean_of, readings_of
 from labkit.results.run_data import RunData
@@ -106,8 +106,8 @@ def known_of(run: RunData, parts: np.ndarray, ranks_cores: float) -> Evidence:
         trains=not body or bool({"backward", "optimizer"} & body.keys()),
         formats=tensor_formats(machine.name, machine.compute_capability) if is_gpu else None,
         compiles=not machine.compile_lacks,
-        advised=recommend_workers(run) if is_simulated else None,
-        deeper_queue=recommend_prefetch(run) if is_simulated and workers else None,
+        advised=recommended(run, "num_workers") if is_simulated else None,
+        deeper_queue=recommended(run, "prefetch_factor") if is_simulated and workers else None,
         headroom=replayed and max(1.0, replayed),
     )
 
