@@ -136,14 +136,12 @@ def predict(run: RunData, **changes: Setting) -> Prediction:
 
 
 def _target(pipeline: Pipeline, changes: dict[str, Setting]) -> Pipeline:
-    """Return the pipeline with the changes, and with what goes with its number of workers."""
+    """Return the pipeline with the changes; without workers also without what needs them."""
     # A delay of None would be this machine's choice: the run's own stands
     delays = ("io_ms", "prep_ms")
     knobs = {name: it for name, it in changes.items() if it is not None or name not in delays}
     if knobs.get("num_workers", pipeline.num_workers) == 0:
         knobs = WITHOUT_WORKERS | knobs
-    elif knobs.get("prefetch_factor", pipeline.prefetch_factor) is None:
-        knobs["prefetch_factor"] = PYTORCH_PREFETCH
     return pipeline.but(**knobs)
 
 
@@ -153,9 +151,8 @@ def _step(run: RunData, old: Pipeline, target: Pipeline) -> float:
     What batch size and BF16 do to a step is known of the x-ray alone.
     """
     xray = run.xray_facts or {}
-    without_effect = ["persistent_workers"]  # it acts between epochs, and a run has one
-    if run.machine.kind == "cpu":
-        without_effect.append("pin_memory")
+    # It acts between epochs, and a run has one; nothing is copied on a CPU
+    without_effect = {"persistent_workers", "pin_memory" if run.machine.kind == "cpu" else ""}
     changed = {
         name: value
         for name, value in target.to_dict().items()

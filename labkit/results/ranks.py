@@ -199,21 +199,22 @@ def rank_times(runs: Mapping[int, RunData]) -> pandas.DataFrame | None:
     """
     import pandas
 
-    stop = min((run.steps for run in runs.values()), default=0)
-    start = max((run.warmup for run in runs.values()), default=0)
+    ranks = [*runs.values()]
+    stop = min((run.steps for run in ranks), default=0)
+    start = max((run.warmup for run in ranks), default=0)
     if stop - start < 2:
         return None
-    parts = np.stack([split_steps(run.stamps[start - 1 : stop]) for run in runs.values()])
+    parts = np.stack([split_steps(run.stamps[start - 1 : stop]) for run in ranks])
     wait, _, compute, _, _ = np.moveaxis(parts, 2, 0)
     step = np.maximum(parts.sum(axis=2), 1e-9)
     complete, averaged = (
-        np.nan_to_num([run.each(moment)[start:stop] for run in runs.values()]) / 1e9
+        np.nan_to_num([run.each(moment)[start:stop] for run in ranks]) / 1e9
         for moment in MOMENTS["comm"]
     )  # 0: it was not stamped
     exposed = np.clip(averaged - complete, 0, None)
     others = np.clip(complete.max(axis=0) - complete, 0, exposed)
-    if any(run.watched for run in runs.values()):
-        ends = np.stack([run.host_ns[start:stop, 3] for run in runs.values()]) / 1e9
+    if any(run.watched for run in ranks):
+        ends = np.stack([run.host_ns[start:stop, 3] for run in ranks]) / 1e9
         if np.median(np.ptp(ends, axis=0)) > np.median(step):
             return None
         others = step - wait

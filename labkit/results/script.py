@@ -138,8 +138,9 @@ def _statements(knobs: Settings) -> list[str]:
     [loop] = (node for node in functions["main"] if isinstance(node, ast.For))
     nodes: list[ast.stmt] = [node for node in tree if isinstance(node, ast.Assign)]
     nodes += [node for node in functions["main"] if node.lineno < loop.lineno] + loop.body
-    texts = (ast.get_source_segment(code, node, padded=True) for node in nodes)
-    return [textwrap.dedent(text or "") for text in texts]
+    lines = code.split("\n")
+    texts = ("\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in nodes)
+    return list(map(textwrap.dedent, texts))
 
 
 def _filled(job: Settings, threads: int | None = None, warmup: int = 3, about: str = "") -> str:

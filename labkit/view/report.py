@@ -28,8 +28,10 @@ def export(run: RunData, path: str | os.PathLike[str], overwrite: bool = False) 
     """
     path = Path(path)
     suffix = path.suffix.lower()
-    if suffix in saving.FIGURES:
-        return saving.save_figure(draw_run(run, None), path, overwrite)
+    if suffix in (".png", ".svg", ".pdf"):
+        with saving.replacing(path, overwrite) as file:
+            draw_run(run, None).savefig(file, format=suffix[1:])
+        return path
     if suffix == ".html":
         return saving.save_text(path, html_page(run, str(of_run(run))), overwrite)
     if suffix == ".csv":
