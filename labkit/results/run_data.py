@@ -324,7 +324,7 @@ class RunData(LogData):
         """True where `spread` is so large that small differences mean nothing."""
         return (self.spread or 0.0) > NOISY
 
-    @cached_property
+    @property
     def energy_j(self) -> float | None:
         """Energy the card used while training, from its own counter; None where it has none."""
         _, joules = readings_of(self, "energy_j")

@@ -170,10 +170,9 @@ def draw_ranks(ranks: RanksData, bottleneck: str) -> Figure:
         return page(f"{count}, no numbers", notes)[0]
     title = f"{count}: {ranks.throughput:,.0f} samples/s together; bottleneck: {bottleneck}"
     figure, [axes] = page(title, notes, [AROUND_IN + ROW_IN * len(times)])
-    labels = {part: label for part, (label, _) in RANK_PARTS.items()}
     names = [f"rank {rank}" for rank in times.index]
-    shares = times[list(RANK_PARTS)].rename(columns=labels).set_axis(names)
-    stack(axes, shares, [colour for _, colour in RANK_PARTS.values()])
+    shares = {label: [*times[part]] for part, (label, _) in RANK_PARTS.items()}
+    stack(axes, pandas.DataFrame(shares, names), [colour for _, colour in RANK_PARTS.values()])
     axes.set(xlabel="share of wall time, warm-up left out", xlim=(0, 1))
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     return figure
