@@ -215,8 +215,8 @@ class StandIn:
         """Return what a good kernel takes on the card, µs: the slower of its FLOPs and bytes."""
         # Caught: models sized by the number of SMs, whose steps were launches on a fast card
         sheet = device_peaks.card(self.card.name)
-        rate = self.card.share * sheet.tflop_per_s["fp32"] * 1e6 * REACHED
-        moved = self.card.share * sheet.gb_per_s * 1e3 * BANDWIDTH_REACHED
+        rate = self.card.share * sheet["tflop_per_s"]["fp32"] * 1e6 * REACHED
+        moved = self.card.share * sheet["gb_per_s"] * 1e3 * BANDWIDTH_REACHED
         return max(SHORTEST_KERNEL_US, flops / rate, bytes_ / moved)
 
     def copy(self, func, args, kwargs):

@@ -90,7 +90,7 @@ def test_a_trainer_is_recorded_as_a_run_in_which_a_slow_dataset_and_callback_sho
     trainer.train()
     run = recorder.run
     assert run.outcome == "finished" and run.steps == 2 * 15
-    assert run.trainer  # so that advice names its arguments, not a DataLoader's
+    assert run.loop["trainer"]  # so that advice names its arguments, not a DataLoader's
     assert run.samples == 2 * 60
     assert 0 < run.utilization <= 1 and run.throughput > 0
     assert run.wait_ms > 4 * 10 * 0.9  # the samples of a batch

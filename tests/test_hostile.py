@@ -232,7 +232,7 @@ def test_what_stands_in_a_file_is_drawn_as_text_of_one_line(tmp_path):
     assert [line.split()[0] for line in lines[:2]] == ["RECORDED", "Why:"]
     for text in (verdict, repr(run), str(run.machine), run.error, str(run.lines)):
         assert not STEERS.search(text) and "\nBottleneck" not in text
-    assert run.traceback == "a\n\\x1b b"
+    assert run.event("error")["traceback"] == "a\n\\x1b b"
     assert "<b>" not in run.export(tmp_path / "page.html").read_text()
     trace = tmp_path / "trace.json"
     kernel = {"ph": "X", "cat": "kernel", "name": forged, "pid": forged, "ts": 1, "dur": 9}

@@ -87,7 +87,7 @@ def test_an_interrupted_cell_has_the_stopped_run_assigned_and_one_line(begun, co
             time.sleep(0.05)
         reply, said = answer(client, asked)
         assert reply["status"] == "ok", reply
-        assert said.startswith("stopped after ") and said.count("\n") == 1
+        assert said.startswith("stopped: ") and said.count("\n") == 1
         wait_until(lambda: not processes_of(folder))
         check = "assert run.outcome == 'stopped' and run is lk.run.last and run.steps > 3"
         assert client.execute_interactive(check, timeout=30)["content"]["status"] == "ok"

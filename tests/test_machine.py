@@ -65,8 +65,8 @@ def test_an_amd_card_is_named_and_not_measured_on(torch_with_cards, monkeypatch)
 
 def test_a_card_has_its_own_data_sheet_and_one_with_a_name_only_alike_has_none():
     found = card("NVIDIA GeForce RTX 4090 Laptop GPU")
-    assert (found.gb_per_s, found.tflop_per_s["fp16"]) == (576, 79.4)
-    assert card("Tesla P100-SXM2-16GB").tflop_per_s == {"fp32": 10.6}  # it has no Tensor Cores
+    assert (found["gb_per_s"], found["tflop_per_s"]["fp16"]) == (576, 79.4)
+    assert card("Tesla P100-SXM2-16GB")["tflop_per_s"] == {"fp32": 10.6}  # it has no Tensor Cores
     alike = "NVIDIA H200 NVL", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA T400"
     assert [card(name) for name in alike] == [None] * 3
 
@@ -136,4 +136,4 @@ def test_a_quota_is_what_the_machine_the_model_and_the_tuner_go_by(machine_with,
     threads.assert_called_once_with(2)
     here = Machine.from_dict(bench_machine.describe(torch.device("cpu")))
     assert here.cpu_cores == 8
-    assert "8 of 64 (quota) CPU cores" in here.line and "8 of 64 (quota)" in str(here)
+    assert "8 of 64 (quota) CPU cores" in here.line and "quota" in str(here)

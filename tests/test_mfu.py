@@ -52,7 +52,7 @@ def with_work(name, folder, mfu=None, **changes):
 
 def test_a_busy_device_with_a_low_mfu_is_a_finding_with_its_reasons(tmp_path):
     run = with_work("precision-fp32", tmp_path, mfu=0.06)
-    assert run.mfu == pytest.approx(0.06) and run.mfu_text == "MFU 6.0%"
+    assert run.mfu == pytest.approx(0.06) and "MFU 6.0% of" in repr(run)
     found = run.diagnose()
     assert (found.bottleneck, found.findings[0].cause) == ("compute", "low_MFU")
     assert "busy, with an MFU of 6.0% (of 23.4 GFLOP/s in FP32, 50 GB/s, " in found.evidence
@@ -65,7 +65,7 @@ def test_a_busy_device_with_a_low_mfu_is_a_finding_with_its_reasons(tmp_path):
 
 def test_what_is_unknown_is_none_and_where_it_stands_is_a_dash(tmp_path):
     old = lk.recorded("Intel-Xeon-Processor/precision-fp32")
-    assert (old.mfu, old.mbu, old.peak, old.mfu_text) == (None, None, None, "")
+    assert (old.mfu, old.mbu, old.peak) == (None, None, None)
     known = with_work("precision-fp32", tmp_path, mfu=0.26, cache_bytes=2**20)
     assert known.mbu is None  # all that it touches stays in the cache
     assert old.to_dict()["mfu"] is None and known.to_dict()["mfu"] == known.mfu

@@ -117,10 +117,11 @@ def test_runs_without_numbers_say_why_and_show_their_error_as_it_is(record):
 def test_missing_samples_of_an_instrument_are_gaps_never_zero(record):
     def curve(**telemetry):
         lines = record(machine=GPU, telemetry=telemetry_of(**telemetry)).plot().axes[1].lines
-        return {line.get_label(): line.get_ydata() for line in lines}.get("nvidia-smi")
+        drawn = {line.get_label(): line.get_ydata() for line in lines}
+        return drawn.get("nvidia-smi (NVML)")
 
-    drawn = curve()
-    assert math.isnan(drawn[3]) and 0 not in drawn
+    smi = curve()
+    assert math.isnan(smi[3]) and 0 not in smi
     assert curve(gpu_now=None) is None
 
 

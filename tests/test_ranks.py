@@ -77,14 +77,14 @@ def test_a_record_has_its_times_says_that_it_is_one_and_a_hostile_one_is_refused
     ranks = record(tmp_path, ((2, 0), (10, 0)), 3)
     expected = {"wait": [2, 10], "others": [8, 0], "transfer": [3, 3], "compute": [11, 11]}
     for part, ms in expected.items():
-        assert getattr(ranks.times, part) * 24 == pytest.approx(ms)  # a step takes 24 ms
+        assert [*ranks.times[part] * 24] == pytest.approx(ms)  # a step takes 24 ms
     assert repr(ranks).startswith("RECORDED on Test")
     assert any("RECORDED on Test" in text.get_text() for text in ranks.plot().texts)
     found = lk.diagnose(ranks.path)
     assert found == ranks.diagnose() and json.loads(json.dumps(found.to_dict()))["rank"] == 1
     whole = ranks.path.read_text()
     ranks.path.write_text(re.sub(r', "comm": \[\d+, \d+\]', "", whole))  # no step with an exchange
-    assert lk.load(ranks.path).times.transfer == pytest.approx([0, 0])
+    assert [*lk.load(ranks.path).times.transfer] == [0, 0]
     ranks.path.write_text(re.sub(r'"comm": \[\d+, ', '"comm": ["x", ', whole))
     with pytest.raises(lk.RecordError, match="not an event"):
         lk.load(ranks.path)
@@ -150,7 +150,7 @@ def test_ranks_on_the_cpu_are_not_compared_with_one_process_on_a_gpu(tmp_path):
     assert ranks.alone == ranks.asked.but(device="cpu") and ranks.asked.device == "auto"
     steps = [step(i, 20 * i, 20 * i + 1, 20 * i + 1, 20 * i + 20) for i in range(4)]
     single = load(tmp_path, [head("one"), {"event": "machine", **GPU}, *steps, *END])
-    with pytest.raises(ValueError, match="NVIDIA H200, 2 ranks on Test.*ranks.alone"):
+    with pytest.raises(ValueError, match="machine differ.*ranks.alone"):
         ranks.speedup(single)
 
 

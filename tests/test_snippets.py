@@ -189,11 +189,12 @@ def fed(**known):
 
 def test_the_advice_for_a_watched_loop_is_in_the_names_of_its_script():
     names = user_script("DataLoader(data, 8, shuffle=True, collate_fn=pad_together)")
-    watched = "list(seen := watch(train_loader, live=False)) and seen.run.loop_code"
+    watched = "list(seen := watch(train_loader, live=False)) and seen.run.loop['code']"
     code = LoopCode.of(in_script(names, watched, watch=lk.watch))
     assert fed(code=code, advised=4).code == (
         "train_loader = DataLoader(\n"
-        "    data, batch_size=8, shuffle=True, collate_fn=pad_together, num_workers=4\n"
+        "    data,\n    batch_size=8,\n    shuffle=True,\n"
+        "    collate_fn=pad_together,\n    num_workers=4,\n"
         ")\n"
     )
 

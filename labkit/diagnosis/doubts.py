@@ -114,7 +114,7 @@ def caveats(evidence: Evidence, run: RunData, seconds: float) -> dict[str, float
         said[f"Other programs computed on the same GPU: {share:.0%} of the time."] = 1 - share
     if spare := evidence.known("spare_card"):
         said[f"The model is on the CPU, and does not use the {spare}."] = 1.0
-    if run.is_cut_short:
+    if run.event("full"):
         said[f"The verdict is of the first {run.steps:,} steps: no more are recorded."] = 1.0
     if run.watched and seconds < limits.LONG_ENOUGH_S:
         longer = f"{seconds:.1f} s were measured, and a longer run gives a surer verdict."

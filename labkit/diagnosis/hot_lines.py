@@ -114,7 +114,7 @@ class Lines(Result):
         longest = frame.sort_values("share", ascending=False).drop_duplicates("met")
         lines = longest.sort_values("met")[[*where, "kind"]].to_dict("records")
         self._met = [Line(share=0.0, **line) for line in lines]
-        nothing = run.no_lines or "no stack was sampled after the warm-up"
+        nothing = run.fact_of("no_lines", "why") or "no stack was sampled after the warm-up"
         self.missing = "" if len(self) else nothing
 
     def __len__(self) -> int:
@@ -243,7 +243,7 @@ def loop_of(run: RunData) -> Loop | None:
 def _drift(run: RunData, spent: np.ndarray) -> Drift | None:
     """Return how the steps grow; None where they do not. Batches that grow as much explain it."""
     fifths = np.array_split(spent, 5)
-    sizes = np.array_split(run.batch_bytes[run.warmup :], 5)  # NaN: not known
+    sizes = np.array_split(run.each("bytes")[run.warmup :], 5)  # NaN: not known
     if len(fifths[-1]) < limits.MIN_STEPS:
         return None
     middle = np.array([np.median(part) for part in fifths])

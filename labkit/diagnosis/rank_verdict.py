@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.findings import Finding, Remedy, loss
@@ -18,8 +17,10 @@ from labkit.diagnosis.judge import of_run
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.results.core_use import CoreUse
-from labkit.results.ranks import RankTimes
 from labkit.results.run_data import RunData
+
+if TYPE_CHECKING:
+    import pandas
 
 EXCHANGE_LESS = Remedy(
     "exchange_less",
@@ -47,7 +48,7 @@ class RanksVerdict:
     own: Mapping[int, Diagnosis]  # of each rank, judged alone
 
 
-def of_ranks(runs: Mapping[int, RunData], times: RankTimes | None) -> RanksVerdict:
+def of_ranks(runs: Mapping[int, RunData], times: pandas.DataFrame | None) -> RanksVerdict:
     """Name what holds ranks back, from the run of each and where their steps went together.
 
     Then comes what the rank to blame shows when it is judged alone.
@@ -67,28 +68,25 @@ def of_ranks(runs: Mapping[int, RunData], times: RankTimes | None) -> RanksVerdi
     return RanksVerdict(rank, verdict, own)
 
 
-def between_ranks(times: RankTimes) -> list[Finding]:
+def between_ranks(times: pandas.DataFrame) -> list[Finding]:
     """Return what ranks lose by each other and is worth a name, the costliest first.
 
     Causes: "one_rank_is_short_of_data", where most of what one takes longer for its own part of a
     step is its wait for data; else "one_rank_is_slower"; "the_exchange_is_not_hidden", where ranks
     wait for gradients that all of them have computed.
     """
-    if len(times.late) < limits.MIN_STEPS:
+    if times.steps.min() < limits.MIN_STEPS:
         return []
     own = 1 - times.others - times.transfer  # of each rank's time: what the others wait for
-    late = int(own.argmax())
-    rank, step_ms = times.ranks[late], 1e3 * times.step_s
-    longer, waits_longer = (
-        float(each[late] - np.delete(each, late).mean()) for each in (own, times.wait)
-    )
+    rank, step_ms = int(own.idxmax()), times.step_ms.mean()
+    longer, waits_longer = (each[rank] - each.drop(rank).mean() for each in (own, times.wait))
     seen = f"of the time the others wait for rank {rank}, seemingly busy: it takes "
-    seen += f"{own[late] * step_ms:.1f} ms of a step for its own part, {longer * step_ms:.1f} ms "
-    seen += f"more than they do; rank {rank} waits for data for {times.wait[late] * step_ms:.1f} ms"
+    seen += f"{own[rank] * step_ms:.1f} ms of a step for its own part, {longer * step_ms:.1f} ms "
+    seen += f"more than they do; rank {rank} waits for data for {times.wait[rank] * step_ms:.1f} ms"
     what, remedy = ("straggler", "one_rank_is_slower"), LOOK_AT_IT
     if waits_longer >= longer / 2:
         what, remedy = ("input", "one_rank_is_short_of_data"), FEED_RANK
-    is_late = loss(*what, longer, seen, "stamps of all ranks", remedy, rank=rank)
+    is_late = loss(*what, float(longer), seen, "stamps of all ranks", remedy, rank=rank)
     lost = float(times.transfer.mean())
     seen = "of the time ranks wait for gradients that every rank has computed, not overlapped"
     by = "stamps in DDP's communication hook"

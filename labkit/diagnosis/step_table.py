@@ -19,10 +19,11 @@ from labkit.diagnosis.trace_evidence import kernels_of
 from labkit.diagnosis.wall_shares import shares_of
 from labkit.diagnosis.witnesses import heat_of, witness_of
 from labkit.instruments.card_formats import tensor_formats
-from labkit.prediction.prediction import recommend_prefetch, recommend_workers
+from labkit.prediction.prediction import recommended
 from labkit.results.core_use import CoreUse
 from labkit.results.readings import mean_of
 from labkit.results.run_data import RunData
+from labkit.stamps.record import Event
 from labkit.stamps.step_classes import CLASSES, split_steps
 from labkit.traces.read import xray_of
 
@@ -70,7 +71,7 @@ def known_of(run: RunData, parts: np.ndarray, ranks_cores: float) -> Evidence:
     is_gpu = machine.kind == "gpu"
     loop = loop_of(run)
     body = loop.lines.body if loop else {}
-    seen = run.xray_facts
+    seen, job = run.xray_facts, run.event("job") or {}
     replayed = (run.event("headroom") or {}).get("factor")
     spare = (run.event("spare_card") or {}).get("name")
     is_simulated = not run.watched and wait.sum() > WORTH_A_LOOK * parts.sum()
@@ -94,18 +95,18 @@ def known_of(run: RunData, parts: np.ndarray, ranks_cores: float) -> Evidence:
         epochs=_epochs(run),
         whole=shares_of(run),
         host_wait_share=float((ready - asked).sum() / max((done - asked).sum(), 1)),
-        growth=tuple(each for each in run.growth if each["graph"]),
-        weights_dtype=run.weights_dtype,
-        batch=_batch(run),
+        growth=tuple(each for each in run.fact_of("growth", "found", default=()) if each["graph"]),
+        weights_dtype=job.get("weights_dtype"),
+        batch=_batch(run, job),
         # not worth a word to what computes no model
-        spare_card=None if is_gpu or not run.weights_dtype else spare,
+        spare_card=None if is_gpu or not job.get("weights_dtype") else spare,
         knobs=run.pipeline.to_dict(),
-        code=LoopCode.of(run.loop_code, run.event("job"), run.trainer),
+        code=LoopCode.of(run.loop.get("code"), job, bool(run.loop.get("trainer"))),
         trains=not body or bool({"backward", "optimizer"} & body.keys()),
         formats=tensor_formats(machine.name, machine.compute_capability) if is_gpu else None,
         compiles=not machine.compile_lacks,
-        advised=recommend_workers(run) if is_simulated else None,
-        deeper_queue=recommend_prefetch(run) if is_simulated and workers else None,
+        advised=recommended(run, "num_workers") if is_simulated else None,
+        deeper_queue=recommended(run, "prefetch_factor") if is_simulated and workers else None,
         headroom=replayed and max(1.0, replayed),
     )
 
@@ -116,13 +117,15 @@ def _stall_share(wait: np.ndarray) -> float:
     return float(worst.sum() / wait.sum()) if wait.any() else 0.0
 
 
-def _batch(run: RunData) -> Batch:
+def _batch(run: RunData, job: Event) -> Batch:
     """Return what is known of a run's batches."""
-    sizes = run.batch_bytes[np.isfinite(run.batch_bytes)]
+    sizes = run.each("bytes")
+    sizes = sizes[np.isfinite(sizes)]
     median = float(np.median(sizes)) if len(sizes) else None
     # Not of a prefetcher or Accelerate's loader, which move there what workers have made
     is_plain = run.watched == "DataLoader" and not run.pipeline.num_workers
-    return Batch(dtype=run.batch_dtype, bytes=median, on_gpu=run.batch_on_gpu and is_plain)
+    on_gpu = bool(job.get("batch_on_gpu")) and is_plain
+    return Batch(dtype=job.get("batch_dtype"), bytes=median, on_gpu=on_gpu)
 
 
 def _workers(run: RunData) -> WorkerEvidence | None:

@@ -95,15 +95,17 @@ def shares_of(run: RunData) -> WallShares | None:
 
 def trains(run: RunData) -> bool:
     """Return whether an optimizer is known to have made a step within a run's loop."""
-    return any(event.get("trains") for event in run.passes_ended)
+    return any(event.get("trains") for event in run.all("pass"))
 
 
 def _passes(run: RunData, is_known: bool) -> list[Span]:
     """Return the passes of a run's loop; `is_known`: which of the script's loops train."""
     part = (TRAINING if trains(run) else VALIDATION) if is_known else LOOP
-    place = f"{PurePath(str(run.place[0])).name}:{run.place[1]}" if run.place else ""
-    spans = [(each["began"], each["ended"]) for each in run.passes_ended]
-    if run.steps and len(run.passes_begun) > len(spans):  # killed: it ended with its last step
+    at = run.loop.get("place")
+    place = f"{PurePath(str(at[0])).name}:{at[1]}" if at else ""
+    spans = [(each["began"], each["ended"]) for each in run.all("pass")]
+    begun = run.all("epoch")
+    if run.steps and len(begun) > len(spans):  # killed: it ended with its last step
         last = int(run.host_ns[-1, 3])
-        spans.append((run.passes_begun[-1].get("began") or last, last))
+        spans.append((begun[-1].get("began") or last, last))
     return [(began, ended, part, place) for began, ended in spans if began < ended]

@@ -43,7 +43,7 @@ def dropped_passes(runs: list[RunData]) -> str:
 
     That is one of which no loop that trains was recorded, but passes that ended before a step.
     """
-    passes = max((len(run.passes_ended) for run in runs if not run.steps), default=0)
+    passes = max((len(run.all("pass")) for run in runs if not run.steps), default=0)
     if passes < LEAST_PASSES or any(run.steps and trains(run) for run in runs):
         return ""
     return (
@@ -71,7 +71,7 @@ def judge_runs(runs: list[RunData], start_ns: int, end_ns: int) -> ScriptVerdict
 def _with_shares(run: RunData, runs: list[RunData], start_ns: int, end_ns: int) -> RunData:
     """Write into a run's log how the time of its process was shared out; return it as it is now."""
     of_process = [each for each in runs if process_of(each.path) == process_of(run.path)]
-    ended_ns = 0 if any(each.is_cut_short for each in of_process) else end_ns
+    ended_ns = 0 if any(each.event("full") for each in of_process) else end_ns
     shares = wall_shares(of_process, start_ns, ended_ns)
     if shares is not None:
         log = EventLog(run.path)

@@ -20,9 +20,13 @@ from labkit.spec import KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS, Pipeline
 DRAWS = 5  # simulated runs, each from its own bootstrap sample of what was measured
 STEPS = 240  # of a simulated run at the most
 # What the model may be wrong by, in the range beside the bootstrap's two standard errors: set so
-# that over nine of ten settings are inside (26 on 6 workloads, maintain/benchmarks/prediction.py)
-MODEL_ERROR = {"input": 0.30, "device": 0.30, "cpu": 0.20}  # of the throughput
-UTILIZATION_ERROR = {"input": 0.10, "device": 0.07, "cpu": 0.08}  # of wall time
+# that over nine of ten settings are inside (26 on 6 workloads, maintain/benchmarks/prediction.py).
+# {limit: error of the throughput, of the busy share of wall time, the limit in words}
+LIMITS = {
+    "input": (0.30, 0.10, "the loop still waits for data"),
+    "device": (0.30, 0.07, "the device is nearly always busy"),
+    "cpu": (0.20, 0.08, "CPU-bound: all cores are saturated"),
+}
 WORTH = 0.05  # a gain below this is not called one, however quiet the run
 DEVICE_BOUND = 0.9  # utilization
 CPU_BOUND = 0.9  # share of all core time
@@ -110,14 +114,12 @@ def predict(run: RunData, **changes: Setting) -> Prediction:
     rates = rates * missed
     shares = np.minimum(1.0, shares * missed)
     throughput, utilization = float(np.median(rates)), float(np.median(shares))
+    limit = "cpu" if np.median(cores) > CPU_BOUND else "input"
     if utilization > DEVICE_BOUND:
-        limit, held = "device", "the device is nearly always busy"
-    elif np.median(cores) > CPU_BOUND:
-        limit, held = "cpu", f"CPU-bound: all {known.cores} cores are saturated"
-    else:
-        limit, held = "input", "the loop still waits for data"
-    error = 1 + float(np.hypot(2 * np.std(rates) / throughput, MODEL_ERROR[limit]))
-    spread = float(np.hypot(2 * np.std(shares), UTILIZATION_ERROR[limit]))
+        limit = "device"
+    rate_error, share_error, held = LIMITS[limit]
+    error = 1 + float(np.hypot(2 * np.std(rates) / throughput, rate_error))
+    spread = float(np.hypot(2 * np.std(shares), share_error))
     gain, noise = throughput / measured - 1, max(WORTH, run.spread or 0.0)
     said = f"{1 + gain:.2f}x the measured throughput; then"
     if abs(gain) <= noise:
@@ -134,14 +136,12 @@ def predict(run: RunData, **changes: Setting) -> Prediction:
 
 
 def _target(pipeline: Pipeline, changes: dict[str, Setting]) -> Pipeline:
-    """Return the pipeline with the changes, and with what goes with its number of workers."""
+    """Return the pipeline with the changes; without workers also without what needs them."""
     # A delay of None would be this machine's choice: the run's own stands
     delays = ("io_ms", "prep_ms")
     knobs = {name: it for name, it in changes.items() if it is not None or name not in delays}
     if knobs.get("num_workers", pipeline.num_workers) == 0:
         knobs = WITHOUT_WORKERS | knobs
-    elif knobs.get("prefetch_factor", pipeline.prefetch_factor) is None:
-        knobs["prefetch_factor"] = PYTORCH_PREFETCH
     return pipeline.but(**knobs)
 
 
@@ -151,9 +151,8 @@ def _step(run: RunData, old: Pipeline, target: Pipeline) -> float:
     What batch size and BF16 do to a step is known of the x-ray alone.
     """
     xray = run.xray_facts or {}
-    without_effect = ["persistent_workers"]  # it acts between epochs, and a run has one
-    if run.machine.kind == "cpu":
-        without_effect.append("pin_memory")
+    # It acts between epochs, and a run has one; nothing is copied on a CPU
+    without_effect = {"persistent_workers", "pin_memory" if run.machine.kind == "cpu" else ""}
     changed = {
         name: value
         for name, value in target.to_dict().items()
@@ -183,34 +182,21 @@ def _step(run: RunData, old: Pipeline, target: Pipeline) -> float:
 # -- what follows for a bench's run: how many workers, how deep a queue -----------------------
 
 
-def recommend_workers(run: RunData) -> int | None:
-    """Return how many loader workers `run` should have, or None where nothing can be predicted.
+def recommended(run: RunData, knob: str) -> int | None:
+    """Return the best "num_workers" or "prefetch_factor" of `run`; None where none is predicted.
 
-    This is the one rule for that number: see `_cheapest`. The machine's cores are part of the
-    simulation, so items that compute get no more workers than there are cores; items that wait may
-    get up to the larger of `LEAST_MAX_WORKERS` and twice the cores.
+    That is the smallest value whose simulated throughput comes within `AS_GOOD` of the best; the
+    run's own stays unless another one gains more than `WORTH`. A queue is only made deeper. The
+    machine's cores are part of the simulation, so items that compute get no more workers than there
+    are cores; items that wait may get up to the larger of `LEAST_MAX_WORKERS` and twice the cores.
     """
+    own = run.pipeline.to_dict()[knob]
     most = max(LEAST_MAX_WORKERS, 2 * (run.machine.cpu_cores or 1))
-    counts = [count for count in WORKER_COUNTS if count <= most]
-    return _cheapest(run, "num_workers", run.pipeline.to_dict()["num_workers"], counts)
-
-
-def recommend_prefetch(run: RunData) -> int | None:
-    """Return the smallest prefetch_factor that is as good as the best, of those above its own.
-
-    None where none gains, or where nothing can be predicted.
-    """
-    now = run.pipeline.to_dict()["prefetch_factor"] or PYTORCH_PREFETCH
-    best = _cheapest(run, "prefetch_factor", now, [deep for deep in PREFETCH if deep > now])
-    return None if best == now else best
-
-
-def _cheapest(run: RunData, knob: str, own: int, values: list[int]) -> int | None:
-    """Return the smallest value whose simulated throughput comes within `AS_GOOD` of the best.
-
-    The run's own stays unless another one gains more than `WORTH`; None where nothing is predicted.
-    """
-    rates = {value: predict(run, **{knob: value}).throughput or 0.0 for value in {*values, own}}
+    values = {count for count in WORKER_COUNTS if count <= most}
+    if knob == "prefetch_factor":
+        own = own or PYTORCH_PREFETCH
+        values = {deep for deep in PREFETCH if deep > own}
+    rates = {each: predict(run, **{knob: each}).throughput or 0.0 for each in {*values, own}}
     best = max(rates.values())
     if not all(rates.values()):  # a run that was stopped has its times, but no hand-over
         return None

@@ -40,7 +40,7 @@ class RunCosts:
             raise CannotPredict("the run has too few steps: give it more")
         self.run = run
         self.pipeline = run.pipeline
-        self.batches = _batches_of(run)
+        self.batches, self.parts = _batches_of(run)
         self.handoff = run.event("handoff") or {}  # measured at the end of the run, in µs
         self.cores = run.machine.cpu_cores or 1  # that the loop and its workers share
         self.on_cpu = run.machine.kind == "cpu"
@@ -58,7 +58,7 @@ class RunCosts:
 
     def _on_cores(self) -> np.ndarray:
         """Return the CPU time of each step's compute, about that where it was not read."""
-        own = self.run.thread_s[self.run.warmup :]
+        own = self.run.each("cpu")[self.run.warmup :] / 1e9
         seen = ~np.isnan(own) & (self.device > 0)
         share = np.median(np.minimum(1.0, own[seen] / self.device[seen])) if seen.any() else 1.0
         return np.where(seen, own, self.device * share)
@@ -78,12 +78,13 @@ class RunCosts:
         stalled = costs.collate_wait > 0.9 * old_stall_s
         collate_wait = costs.collate_wait - old_stall_s * stalled + stall_s * is_due
         host = self.host[rows]
+        put_us = self.handoff.get("worker_us")
         return Load(
-            waits=_in_parts(costs.wait * scale + more, costs.parts.iloc[0], collate_wait),
-            cpus=_in_parts(costs.cpu * scale, costs.parts.iloc[0], costs.collate_cpu * scale),
+            waits=_in_parts(costs.wait * scale + more, self.parts, collate_wait),
+            cpus=_in_parts(costs.cpu * scale, self.parts, costs.collate_cpu * scale),
             host=host * step if self.on_cpu else host,
-            put=self._handing("worker", float(self.batches.between.median())),
-            take=TAKE_IN_RUN * self._handing("main_wall"),
+            put=float(self.batches.between.median()) if put_us is None else max(0.0, put_us) / 1e6,
+            take=TAKE_IN_RUN * max(0.0, self.handoff.get("main_wall_us") or 0.0) / 1e6,
             around=self.around,
             gpu=None if self.on_cpu else GpuWork(self.device[rows] * step, self.copy[rows] * scale),
             blocking=not (target.pin_memory and target.non_blocking),
@@ -92,11 +93,6 @@ class RunCosts:
             host_threads=(self.run.machine.threads or 1) if self.on_cpu else 1,
         )
 
-    def _handing(self, part: str, unknown_s: float = 0.0) -> float:
-        """Return what a part of handing a batch over takes, s."""
-        us = self.handoff.get(f"{part}_us")
-        return unknown_s if us is None else max(0.0, us) / 1e6
-
 
 def _in_parts(fetching: pandas.Series, parts: int, collating: pandas.Series) -> np.ndarray:
     """Return (batches, parts + 1): the times of fetching in so many parts, and of collating."""
@@ -104,11 +100,11 @@ def _in_parts(fetching: pandas.Series, parts: int, collating: pandas.Series) -> 
     return np.column_stack([np.repeat(each, parts, axis=1), np.maximum(collating, 0)])
 
 
-def _batches_of(run: RunData) -> pandas.DataFrame:
+def _batches_of(run: RunData) -> tuple[pandas.DataFrame, int]:
     """Return what batches cost to prepare, a row each in the order of their start; times in s.
 
-    `cpu` is the CPU time of fetching its samples, `wait` the time of that in which the process
-    wanted no core, `parts` how many stretches that comes in; `collate_cpu` and `collate_wait` are
+    And in how many stretches that comes. `cpu` is the CPU time of fetching its samples, `wait` the
+    time of that in which the process wanted no core; `collate_cpu` and `collate_wait` are
     those of the collate step, `between` is the CPU time of the process since the batch before. The
     first batch of each process is left out, and what was begun after the last step.
     """
@@ -128,7 +124,7 @@ def _batches_of(run: RunData) -> pandas.DataFrame:
     times = table.loc[:, "cpu":"between"].astype(float) / 1e6
     for wait, line in (("wait", "line"), ("collate_wait", "collate_line")):
         times[wait] = (times[wait] - LINE_MISSED * times[line]).clip(lower=0)
-    return times.assign(parts=STRETCHES if table.one_by_one[0] else 1)
+    return times, STRETCHES if table.one_by_one[0] else 1
 
 
 def _launches(run: RunData) -> np.ndarray:

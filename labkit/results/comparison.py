@@ -44,39 +44,26 @@ class ComparedRuns(Result):
         return new / old if old and new else None
 
     @property
-    def significant(self) -> bool:
-        """True where the difference is larger than the two runs' own unevenness."""
-        noise = max(self.before.spread or 0.0, self.after.spread or 0.0, LEAST_NOISE)
-        return self.speedup is not None and abs(self.speedup - 1) > noise
-
-    @property
     def verdict(self) -> str:
-        """One sentence on what the change brought."""
+        """One sentence on what the change brought, if more than the two runs' own unevenness."""
         if self.speedup is None:
             return "One of the runs has no numbers to compare."
         mark = f" {where}." if (where := self.before.mark or self.after.mark) else ""
-        if not self.significant:
+        noise = max(self.before.spread or 0.0, self.after.spread or 0.0, LEAST_NOISE)
+        if abs(self.speedup - 1) <= noise:
             return f"No difference beyond the noise ({self.speedup:.2f}x).{mark}"
         word = "faster" if self.speedup > 1 else "slower"
         return f"{max(self.speedup, 1 / self.speedup):.2f}x {word}.{mark}"
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the comparison as JSON types."""
-        names = ("speedup", "significant", "verdict", "changed")
-        return {name: getattr(self, name) for name in names}
-
     def table(self) -> Table:
         """Return the changed knobs and the numbers, before and after, with the verdict below."""
-        rows: list[tuple[object, ...]] = [
-            (name, repr(old), repr(new), "") for name, (old, new) in self.changed.items()
-        ]
-        rows.append(("utilization", self.before.busy_text, self.after.busy_text, ""))
+        rows = [[name, *map(repr, pair), ""] for name, pair in self.changed.items()]
+        rows.append(["utilization", self.before.busy_text, self.after.busy_text, ""])
         for name in COMPARED:
-            old = getattr(self.before, name)
-            new = getattr(self.after, name)
-            texts = [None if value is None else f"{value:,.1f}" for value in (old, new)]
-            is_told = old and new and "0.0" not in texts  # else it is a ratio of noise
-            rows.append((name, *texts, f"{new / old:.2f}x" if is_told else ""))
+            pair = [getattr(run, name) for run in (self.before, self.after)]
+            is_told = all(ms and ms > 0.05 for ms in pair)  # else it is a ratio of noise
+            ratio = f"{pair[1] / pair[0]:.2f}x" if is_told else ""
+            rows.append([name, *(each and f"{each:,.1f}" for each in pair), ratio])
         return Table(rows, ("", "before", "after", "ratio"), foot=(self.verdict,))
 
 
@@ -108,12 +95,6 @@ class SweptRuns(Result, Generic[OneRun]):
 
     def __getitem__(self, index: int) -> OneRun:
         return self.runs[index]
-
-    @property
-    def best(self) -> OneRun | None:
-        """The Run with the highest throughput; None where none has numbers."""
-        measured = [run for run in self.runs if run.throughput]
-        return max(measured, key=lambda run: run.throughput or 0.0, default=None)
 
     @property
     def frame(self) -> pandas.DataFrame:

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from labkit.results.hardware import Machine
 from labkit.results.measurements import MeasurementsData
 from labkit.results.result import Result, Table
-from labkit.results.run_log import RunLog
 from labkit.results.templates import entries
+
+if TYPE_CHECKING:
+    from labkit.results.run_data import RunData
 
 ROOFS = ("bandwidth", "fp32", "tf32", "fp16", "bf16")  # what `lk.peaks` measures
 
 
-@dataclass(frozen=True)
-class Card:
-    """Peaks of a card by its data sheet: dense (without sparsity), products summed in FP32."""
+def card(name: str) -> dict[str, Any] | None:
+    """Return the data sheet of the device with this name; None for a card that is not listed.
 
-    name: str
-    gb_per_s: float  # of its memory, 10^9 byte/s
-    tflop_per_s: dict[str, float]  # per format
-
-
-def card(name: str) -> Card | None:
-    """Return the data sheet of the device with this name; None for a card that is not listed."""
+    `gb_per_s` is of its memory (10^9 byte/s), `tflop_per_s` by number format: dense (without
+    sparsity), products summed in FP32.
+    """
     # The whole name counts: a Ti, a laptop's chip or a part of a card (MIG) is another product
     bare = re.sub("^(NVIDIA |Tesla |GeForce )+", "", name)
-    for listed, sheet in entries("cards.json").items():
-        if bare in sheet["driver_names"]:
-            return Card(listed, sheet["gb_per_s"], sheet["tflop_per_s"])
-    return None
+    sheets = ({"name": listed, **sheet} for listed, sheet in entries("cards.json").items())
+    return next((sheet for sheet in sheets if bare in sheet["driver_names"]), None)
 
 
 @dataclass(frozen=True)
@@ -58,39 +53,32 @@ def rate_in_words(flop_per_s: float) -> str:
 class Peaks(Result):
     """What a device was measured to reach, on one day: of memory, and in each number format."""
 
-    machine: Machine
-    day: str
+    where: str  # the machine, and the day
     gb_per_s: float | None  # of its memory, 10^9 byte/s
     tflop_per_s: dict[str, float]  # 10^12 FLOP/s by format, of large matrix products
-    missing: dict[str, str] = field(default_factory=dict)  # why a rate was not measured
+    missing: dict[str, str]  # why a rate was not measured
 
     @classmethod
     def of(cls, measured: MeasurementsData) -> Peaks:
         """Build from the rows that `lk.peaks` measured."""
         rows = measured.rows.drop_duplicates("of", keep="last").set_index("of")
-        known = rows.loc[rows["error"].isna()]
-        rates = known["per_s"].astype(float)
-        memory = rates.get("bandwidth")
+        rates = rows.per_s.dropna().astype(float).to_dict()
+        memory = rates.pop("bandwidth", None)
         return cls(
-            machine=measured.machine,
-            day=known["day"].max(),
-            gb_per_s=memory and memory / 1e9,
-            tflop_per_s=(rates.drop("bandwidth", errors="ignore") / 1e12).to_dict(),
-            missing=rows["error"].dropna().to_dict(),
+            f"{measured.machine.line}, on {rows.day.dropna().max()}",
+            memory and memory / 1e9,
+            {name: rate / 1e12 for name, rate in rates.items()},
+            rows.error.dropna().to_dict(),
         )
 
     def table(self) -> Table:
         """Return a row for each rate."""
-        memory = self.gb_per_s and f"{self.gb_per_s:,.4g} GB/s"
         rates = {name: rate_in_words(rate * 1e12) for name, rate in self.tflop_per_s.items()}
-        return Table(
-            [*({"bandwidth": memory} | rates | self.missing).items()],
-            head=("", "measured"),
-            title=f"{self.machine.line}, on {self.day}",
-        )
+        memory = {"bandwidth": self.gb_per_s and f"{self.gb_per_s:,.4g} GB/s"}
+        return Table([*(memory | rates | self.missing).items()], ("", "measured"), self.where)
 
 
-def peak(run: RunLog) -> Peak | None:
+def peak(run: RunData) -> Peak | None:
     """Return the peak of a run's device: a listed GPU's data sheet's, dense, in its precision.
 
     Else what `lk.peaks()` had measured there, on as many threads, before the run ended; or None.
@@ -101,9 +89,9 @@ def peak(run: RunLog) -> Peak | None:
     machine = run.machine
     kind = work["precision"]
     sheet = card(machine.name) if machine.kind == "gpu" else None
-    if sheet and kind in sheet.tflop_per_s:
-        rate = sheet.tflop_per_s[kind] * 1e12
-        return Peak(rate, sheet.gb_per_s * 1e9, kind, f"data sheet of {sheet.name}")
+    if sheet and kind in sheet["tflop_per_s"]:
+        rate, memory = sheet["tflop_per_s"][kind] * 1e12, sheet["gb_per_s"] * 1e9
+        return Peak(rate, memory, kind, f"data sheet of {sheet['name']}")
     rates = work.get("roof") or {}
     if not rates.get(kind):
         return None

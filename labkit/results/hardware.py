@@ -45,13 +45,6 @@ class Machine(Result):
         """Build from a `machine` event; keys of other versions are left out."""
         return cls(**fields_in(cls, values))
 
-    @property
-    def cores_text(self) -> str:
-        """The cores that this process may use: "2", or "2 of 64 (quota)" where it has a limit."""
-        if self.cores_limit is None:
-            return str(self.cpu_cores)
-        return f"{self.cpu_cores} of {self.host_cores} ({self.cores_limit})"
-
     def why_not(self, device: str, ranks: int) -> str | None:
         """Return why a run on `device` cannot be, or ranks with a card each; None where it can."""
         use = f"use one of {', '.join(map(repr, ('auto', *self.devices)))}."
@@ -68,27 +61,19 @@ class Machine(Result):
         kind = self.kind.upper()
         if self.kind == "cpu" and self.threads is not None:
             kind += f", model on {counted(self.threads, 'thread')}"
-        torch = self.versions.get("torch", "unknown")
-        line = f"{self.name} ({kind}), {self.cores_text} CPU cores, torch {torch}"
+        cores = str(self.cpu_cores)
+        if self.cores_limit:
+            cores += f" of {self.host_cores} ({self.cores_limit})"
+        line = f"{self.name} ({kind}), {cores} CPU cores, torch {self.versions.get('torch')}"
         unused = self.unused_gpu and self.unused_gpu.partition(":")[0]
         return f"{line}; {unused} (lk.machine() says why)" if unused else line
 
     def table(self) -> Table:
         """Return what is known of it, a line each."""
-        rows = {
-            "device": f"{self.name} ({self.device})",
-            "GPU not used": self.unused_gpu,
-            "device memory, GiB": self.memory_gib,
-            "SMs": self.sm_count,
-            "compute capability": self.compute_capability,
-            "driver": self.driver,
-            "CPU": self.cpu_name,
-            "CPU cores": self.cores_text,
-            "model threads": self.threads,
-            "RAM, GiB": self.ram_gib,
-            "versions": ", ".join(f"{name} {each}" for name, each in self.versions.items()),
-        }
-        return Table([row for row in rows.items() if row[1] is not None], left=(0, 1))
+        versions = ", ".join(f"{name} {each}" for name, each in self.versions.items())
+        known = {**vars(self), "versions": versions, "devices": ", ".join(self.devices)}
+        rows = [(name.replace("_", " "), value) for name, value in known.items() if value]
+        return Table(rows, left=(0, 1))
 
 
 @functools.cache

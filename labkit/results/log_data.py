@@ -92,10 +92,6 @@ class LogData:
 
     # When it was started, as an ISO time in UTC; None if unknown
     utc: str | None = fact("spec", "utc")
-    # The bench's own traceback, where an exception ended the run
-    traceback: str | None = fact("error", "traceback")
-    # The last stage before training: `name`, `done` of `total` where counted
-    stage: Event = fact("stage", default={"name": "starting"})
 
     @cached_property
     def machine(self) -> Machine:
@@ -128,16 +124,6 @@ class LogData:
         if self.outcome != "failed":
             return None
         return reason_of_failure(self.event("error"), self.event("end"))
-
-    @property
-    def steps(self) -> int | None:
-        """Steps done, warm-up included; None of what makes no steps."""
-        return None
-
-    @property
-    def ended(self) -> str:
-        """How it ended, after how many steps: "stopped after 34 steps"."""
-        return self.outcome if self.steps is None else f"{self.outcome} after {self.steps:,} steps"
 
     @property
     def numbers(self) -> str:

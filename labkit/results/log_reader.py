@@ -16,7 +16,7 @@ from labkit.process.notebook import in_notebook
 from labkit.results import saving
 from labkit.results.log_data import LogData
 from labkit.stamps.interrupts import held
-from labkit.stamps.record import events_of, opened_record, record_file
+from labkit.stamps.record import events_of, opened_record
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -80,7 +80,7 @@ class LiveResult(Generic[Data]):
             if ended.running or not in_notebook():
                 raise
             if ended.outcome == "stopped":
-                print(f"{ended.ended}; what was measured by then is in what this returned.")
+                print("stopped: what was measured by then is in what this returned.")
             return self
 
     def wait_or_raise(self, each: Callable[[Self], object] | None = None) -> Self:
@@ -115,8 +115,6 @@ class LiveResult(Generic[Data]):
         ValueError and an OSError. Where writing fails, the file that was there stays.
         """
         path = Path(path)
-        if path.exists() and os.path.samefile(record_file(self.path), path):
-            return path
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as files:
             old = files.enter_context(opened_record(self.path))

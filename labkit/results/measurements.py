@@ -66,7 +66,7 @@ class MeasurementsData(Result, LogData):
         events = self.all("row")
         if {event.get("kind") for event in events} != {"mistake"}:
             return None
-        return events[0].get("error") or "nobody said why"
+        return events[0].get("error")
 
     def to_dict(self) -> dict[str, object]:
         """Everything measured, as JSON types."""
@@ -94,25 +94,19 @@ class MeasurementsData(Result, LogData):
 def row_of(event: Event) -> Row:
     """Return one row of the table from its event in a log."""
     row = {**event["values"], "ms": None, "iqr_ms": None, "noisy": None}
-    times = [each for each in event.get("seconds") or [] if is_positive(each)]
+    times = [each for each in event.get("seconds") or [] if each > 0]
     if times:
         low, middle, high = np.percentile(times, [25, 50, 75])
         row["ms"] = float(middle * 1e3)
         row["iqr_ms"] = float((high - low) * 1e3)
         row["noisy"] = bool(high - low > NOISY * middle)
-        if is_positive(event.get("flops")):
-            row["tflops"] = float(event["flops"] / middle / 1e12)
-        if is_positive(event.get("bytes")):
-            row["gib_s"] = float(event["bytes"] / middle / GIB)
+        for amount, rate, unit in (("flops", "tflops", 1e12), ("bytes", "gib_s", GIB)):
+            if event.get(amount):
+                row[rate] = float(event[amount] / middle / unit)
     row["error"] = event.get("error")
     if event.get("kind") == "skipped":
-        row["error"] = f"skipped: {event.get('error') or 'nobody said why'}"
+        row["error"] = f"skipped: {row['error']}"
     return row
-
-
-def is_positive(value: object) -> bool:
-    """Return whether it is a number above 0 and finite, as times are; a record is anybody's."""
-    return isinstance(value, (int, float)) and 0 < value < float("inf")
 
 
 def short(value: object) -> object:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pandas
 
+from labkit.knobs import check_names
 from labkit.results.templates import DATA
 
 FOLDER = DATA / "published"
@@ -23,9 +24,7 @@ def published(name: str | None = None) -> pandas.DataFrame:
     tables = pandas.read_csv(FOLDER.with_suffix(".csv"), index_col="name", keep_default_na=False)
     if name is None:
         return tables[["what"]].reset_index()
-    if name not in tables.index:
-        available = ", ".join(tables.index)
-        raise ValueError(f"No published measurements {name!r}; available: {available}.")
+    check_names([name], tables.index, "published measurements")
     table = pandas.read_csv(FOLDER / f"{name}.csv", keep_default_na=False)
     table.attrs = {"name": name, **tables.loc[name]}
     return table

@@ -7,9 +7,9 @@ In a saved record, which is one file, a rank's lines carry its number.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,9 +20,14 @@ from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.spec import Pipeline
 from labkit.stamps.record import Event
 from labkit.stamps.step_classes import split_steps
+from labkit.stamps.steps import MOMENTS
 from labkit.text import noise
 
+if TYPE_CHECKING:
+    import pandas
+
 FREE = ("steps", "seconds", "xray", "device")  # knobs in which a run and its ranks may differ
+RANK_PARTS = ("wait", "compute", "others", "transfer", "other")  # of a rank's time
 
 
 class RanksData(LogData):
@@ -128,8 +133,8 @@ class RanksData(LogData):
         return sum(filter(None, rates)) if rates and None not in rates else None
 
     @cached_property
-    def times(self) -> RankTimes | None:
-        """Where every rank's time went; None if too short."""
+    def times(self) -> pandas.DataFrame | None:
+        """Where every rank's time went, see `rank_times`; None if too short."""
         return rank_times({number: run for number, run in self.runs.items() if run.steps})
 
     def speedup(self, one: RunData) -> float | None:
@@ -137,16 +142,12 @@ class RanksData(LogData):
 
         ValueError where it was another pipeline, or ran on other hardware.
         """
-        theirs = one.asked.to_dict()
-        of_ranks = self.asked.to_dict().items()
-        differ = [knob for knob, v in of_ranks if v != theirs.get(knob) and knob not in FREE]
+        theirs = {**one.asked.to_dict(), "machine": one.machine.name}
+        ours = {**self.asked.to_dict(), "machine": self.machine.name}
+        differ = [name for name in ours if ours[name] != theirs[name] and name not in FREE]
         if differ:
-            raise ValueError(f"not the same pipeline: {', '.join(differ)} differ.")
-        if one.machine.name != self.machine.name:
             raise ValueError(
-                f"not the same hardware: one process on {one.machine.name}, {len(self.runs)} ranks "
-                f"on {self.machine.name}. Run the one process where the ranks were: "
-                "lk.run(ranks.alone)"
+                f"{', '.join(differ)} differ: compare with lk.run(ranks.alone), where they ran."
             )
         return self.throughput / one.throughput if self.throughput and one.throughput else None
 
@@ -165,13 +166,14 @@ class RanksData(LogData):
     @property
     def numbers(self) -> str:
         """The measured numbers in one line."""
-        times, first = self.times, self.first
-        if self.throughput is None or times is None or first is None:
+        first = self.first
+        if self.throughput is None or self.times is None or first is None:
             return f"{self.steps} steps: too few to measure"
+        shares = self.times.mean()
         text = (
             f"{self.throughput:.0f} samples/s together, "
-            f"waiting for data {times.wait.mean():.0%}, for each other {times.others.mean():.0%}, "
-            f"exchanging gradients {times.transfer.mean():.0%}"
+            f"waiting for data {shares.wait:.0%}, for each other {shares.others:.0%}, "
+            f"exchanging gradients {shares.transfer:.0%}"
         )
         return f"{text}; {noise(first.spread or 0.0)}" if first.noisy else text
 
@@ -183,60 +185,47 @@ class RanksData(LogData):
         return ", ".join(filter(None, (str(self.world_size), knobs, starve)))
 
 
-@dataclass(frozen=True)
-class RankTimes:
-    """Where the measured steps of every rank went, as shares (ranks,) of wall time, 0 to 1.
+def rank_times(runs: Mapping[int, RunData]) -> pandas.DataFrame | None:
+    """Return where the measured steps of ranks that train together went; None of few steps.
 
-    A rank waits for data (`wait`), for another's gradients (`others`), and for the exchange as far
-    as it was not overlapped (`transfer`); `compute` is without these, `other` copies and Python
-    between steps.
-    """
-
-    ranks: tuple[int, ...]
-    wait: np.ndarray
-    compute: np.ndarray
-    others: np.ndarray
-    transfer: np.ndarray
-    other: np.ndarray
-    step_s: float  # the mean step
-    seconds: dict[str, np.ndarray] = field(repr=False)  # the parts, each (ranks, steps)
-    # (steps,): the rank whose gradients came last, by place; -1 without any
-    late: np.ndarray = field(repr=False)
-
-
-def rank_times(runs: Mapping[int, RunData]) -> RankTimes | None:
-    """Return where the time of ranks that train together went; None where they have few steps.
+    A row a rank. It waits for data (`wait`), for another's gradients (`others`), and for the
+    exchange as far as it was not overlapped (`transfer`); `compute` is without these, `other`
+    copies and Python between steps: shares of wall time, 0 to 1. A step took `step_ms` in the mean
+    of `steps`; `exchanging` is the share of them that exchanged gradients.
 
     A bench's exchange has two stamps: a rank's gradients were complete, and all were averaged.
     Nothing stamps that of a watched script, where all but the wait for data may be waiting for the
     others; None where its ranks are not in step.
     """
-    stop = min((run.steps for run in runs.values()), default=0)
-    start = max((run.warmup for run in runs.values()), default=0)
+    import pandas
+
+    ranks = [*runs.values()]
+    stop = min((run.steps for run in ranks), default=0)
+    start = max((run.warmup for run in ranks), default=0)
     if stop - start < 2:
         return None
-    parts = np.stack([split_steps(run.stamps[start - 1 : stop]) for run in runs.values()])
+    parts = np.stack([split_steps(run.stamps[start - 1 : stop]) for run in ranks])
     wait, _, compute, _, _ = np.moveaxis(parts, 2, 0)
     step = np.maximum(parts.sum(axis=2), 1e-9)
-    exchange = np.stack([run.exchange_ns[start:stop] for run in runs.values()]) / 1e9
-    complete, averaged = np.moveaxis(np.nan_to_num(exchange), 2, 0)  # 0: it was not stamped
+    complete, averaged = (
+        np.nan_to_num([run.each(moment)[start:stop] for run in ranks]) / 1e9
+        for moment in MOMENTS["comm"]
+    )  # 0: it was not stamped
     exposed = np.clip(averaged - complete, 0, None)
     others = np.clip(complete.max(axis=0) - complete, 0, exposed)
-    if any(run.watched for run in runs.values()):
-        ends = np.stack([run.host_ns[start:stop, 3] for run in runs.values()]) / 1e9
+    if any(run.watched for run in ranks):
+        ends = np.stack([run.host_ns[start:stop, 3] for run in ranks]) / 1e9
         if np.median(np.ptp(ends, axis=0)) > np.median(step):
             return None
         others = step - wait
-    seconds = {
-        "wait": wait,
-        "compute": np.clip(compute - exposed, 0, None),
-        "others": others,
-        "transfer": np.clip(exposed - others, 0, None),
-    }
-    seconds["other"] = np.clip(step - sum(seconds.values()), 0, None)
-    shares = {part: each.sum(axis=1) / step.sum(axis=1) for part, each in seconds.items()}
-    late = np.where(complete.any(axis=0), complete.argmax(axis=0), -1)
-    return RankTimes(tuple(runs), **shares, step_s=step.mean(), seconds=seconds, late=late)
+    spent = [wait, np.clip(compute - exposed, 0, None), others, np.clip(exposed - others, 0, None)]
+    spent.append(np.clip(step - sum(spent), 0, None))
+    shares = np.sum(spent, axis=2).T / step.sum(axis=1, keepdims=True)
+    return pandas.DataFrame(shares, [*runs], list(RANK_PARTS)).assign(
+        step_ms=1e3 * step.mean(),
+        steps=stop - start,
+        exchanging=(complete > 0).mean(axis=1),
+    )
 
 
 def delays_of(runs: Iterable[RunData | RanksData]) -> str:

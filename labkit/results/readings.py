@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from labkit.results.run_log import RunLog
-
-Readings = tuple[np.ndarray, np.ndarray]
-"""Of one metric: moments (n,), s, and values (n,), NaN where there is a gap."""
+if TYPE_CHECKING:
+    from labkit.results.run_data import RunData
 
 
-def readings_of(run: RunLog, key: str, since: float = 0.0) -> Readings:
-    """Return a metric, GPM's too, from `since` (s) to the end of the last step."""
+def readings_of(run: RunData, key: str, since: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """Return what the telemetry has of a metric from `since` (s) to the end of the last step.
+
+    Moments (n,), s, and values (n,), NaN where there is a gap.
+    """
     read = [
         (each["t_ns"], (each.get("gpm") or {}).get(key, each.get(key))) for each in run.telemetry
     ]
@@ -21,7 +24,7 @@ def readings_of(run: RunLog, key: str, since: float = 0.0) -> Readings:
     return moments[inside], table[inside, 1]
 
 
-def mean_of(run: RunLog, key: str, since: float = 0.0, fewest: int = 1) -> float | None:
+def mean_of(run: RunData, key: str, since: float = 0.0, fewest: int = 1) -> float | None:
     """Return the mean of a metric; None where there are fewer readings than `fewest`."""
     _, values = readings_of(run, key, since)
     known = values[np.isfinite(values)]

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from labkit.bench.grid import NOISY
 from labkit.knobs import as_typed
+from labkit.quotas import GIB
 from labkit.results.device_peaks import Peak, peak
-from labkit.results.log_data import fact
+from labkit.results.log_data import LogData, fact
 from labkit.results.readings import readings_of
-from labkit.results.run_log import RunLog
+from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.results.workers import LoaderWorkers
-from labkit.stamps.step_classes import split_steps, unevenness
+from labkit.spec import Pipeline
+from labkit.stamps.record import Event
+from labkit.stamps.step_classes import CLASSES, StepClock, split_steps, unevenness
+from labkit.stamps.steps import HOST
 from labkit.text import noise, percent
 
 if TYPE_CHECKING:
@@ -25,6 +31,7 @@ HIDES = 0.05  # of wall time: fewer gaps than this within the busy time are not 
 # An MFU above this is none, and what looks like one between 1 and this counts as 1: 3x3 kernels on
 # 8x8 pixels, an eighth of whose products are with padding, and 10 %
 NO_PEAK = 1.25
+MOST_NAMED = 3  # of the programs that ran beside it
 BLOCKS = 5  # stretches of the run, whose throughputs are compared to judge its noise
 
 
@@ -37,15 +44,155 @@ def _mean_of(classes: slice) -> Any:
     return property(mean)
 
 
-class RunData(RunLog):
+class RunData(LogData):
     """One measured run at one moment. Statistics leave out the warm-up."""
 
     NUMBERS = (
-        *RunLog.NUMBERS, "steps", "samples", "warmup", "utilization", "throughput", "step_ms",
+        *LogData.NUMBERS, "steps", "samples", "warmup", "utilization", "throughput", "step_ms",
         "wait_ms", "copy_ms", "compute_ms", "other_ms", "spread", "noisy", "no_events",
         "peak_memory_gib", "energy_j", "mfu", "mbu", "not_applied",
         "busy_at_least", "padding",
     )  # fmt: skip
+
+    # What ran
+
+    @cached_property
+    def asked(self) -> Pipeline | Watched:
+        """The pipeline that was asked for; of a watched loop, what is known of it."""
+        return self._pipeline(self.fact_of("spec", "pipeline", default={}))
+
+    @cached_property
+    def pipeline(self) -> Pipeline | Watched:
+        """The pipeline that ran, with every automatic value filled in."""
+        job = self.fact_of("job", "pipeline")
+        return self.asked if job is None else self._pipeline(job)
+
+    def _pipeline(self, knobs: dict[str, Any]) -> Pipeline | Watched:
+        return Watched(self.watched, knobs) if self.watched else pipeline_of(knobs)
+
+    # The type of the loader that `lk.watch` looked at; None for our own runs
+    watched: str | None = fact("spec", "watched", "loader")
+
+    # What else is known of a watched loop: the `code` of its loader, its `place` (file and line),
+    # whether Hugging Face's `trainer` runs it
+    loop: Event = fact("spec", "watched", default={})
+
+    # {knob: why it could not act on this device}
+    not_applied: dict[str, str] = fact("job", "not_applied", default={})
+
+    # Its steps
+
+    @property
+    def steps(self) -> int:
+        """Steps in the log, warm-up included: all, but of a watched loop whose log is "full"."""
+        return len(self._steps)
+
+    # What is counted: "samples", or "batches" of a watched loop that hides its samples
+    unit: str = fact("job", "unit", default="samples")
+
+    @property
+    def samples(self) -> int:
+        """Samples trained on, warm-up included."""
+        return int(self.each("n").sum())
+
+    @property
+    def loss(self) -> list[float]:
+        """The loss of every step; NaN where it was not finite."""
+        return self.each("loss").tolist()
+
+    def each(self, name: str) -> np.ndarray:
+        """Return a number of each step (steps,), NaN if unknown: see `stamps.steps`.
+
+        "cpu" is the CPU time of the computing thread, ns, "bytes" those of the batch's arrays.
+        When a rank had its last gradient is "complete", when all were averaged "averaged", ns.
+        """
+        return self._steps.moments(name)
+
+    # What was seen beside them
+
+    @property
+    def peak_memory_gib(self) -> float | None:
+        """The most memory held, GiB: allocated on a CUDA GPU, resident on a CPU.
+
+        On Apple's GPU, which reports no peak, what its driver held in the end.
+        """
+        return self.fact_of("memory", "peak_bytes", default=0) / GIB or None
+
+    # Why a device was timed on the host's clock, and the loop waited for each step. None where the
+    # device's own events timed it, or on a CPU
+    no_events: str | None = fact("clock", "why")
+
+    @property
+    def telemetry(self) -> list[Event]:
+        """The instruments' samples, each with `t_ns`; gaps are None."""
+        return self.all("telemetry")
+
+    @property
+    def first_steps(self) -> list[int]:
+        """The number of the first step of each pass over a watched loader."""
+        return [event["step"] for event in self.all("epoch")]
+
+    # What a few profiled steps were made of
+    xray_facts: Event | None = fact("xray")
+
+    def programs(self, event: str) -> list[str]:
+        """Return the others that used most of the cores ("beside"), or were "on_the_card".
+
+        Each as "python (pid 123)".
+        """
+        cores = Counter()
+        for found in self.all(event):
+            for process in found["processes"]:
+                cores[f"{process['name']} (pid {process['pid']})"] += process.get("cores") or 0
+        return [name for name, _ in cores.most_common(MOST_NAMED)]
+
+    # One clock: seconds since the first batch was asked for
+
+    @cached_property
+    def clock(self) -> StepClock:
+        """Its steps in s: all of them, or a stretch."""
+        return StepClock(self._steps, self.first_steps)
+
+    @cached_property
+    def stamps(self) -> np.ndarray:
+        """Times (steps, 6), s: asked, ready, copy start and end, busy start and end.
+
+        On a CPU copy and compute are what the host did, else the device's own.
+        """
+        return self.clock.stretch(0, self.steps)
+
+    @property
+    def busy(self) -> np.ndarray:
+        """The device's busy intervals (steps, 2): start and end, s."""
+        return self.stamps[:, 4:6]
+
+    @cached_property
+    def issued(self) -> np.ndarray:
+        """Time at which the host had issued each step (steps,), s; early on a fed GPU."""
+        return self.clock.moments("done")
+
+    @property
+    def length_s(self) -> float:
+        """When the last step was over, s."""
+        return self.end_s(self.steps - 1) if self.steps else 0.0
+
+    def end_s(self, number: int) -> float:
+        """Return when a step was over, s."""
+        return float(self.clock.moments("busy_end", number)[0])
+
+    @property
+    def host_ns(self) -> np.ndarray:
+        """The host's stamps (steps, 4), ns on the machine's clock.
+
+        When it asked for data, had it, had issued the copy, and had issued the compute.
+        """
+        return self._steps.table(HOST, slice(self.steps))
+
+    def seconds(self, at_ns: ArrayLike) -> np.ndarray:
+        """Return moments of this run's clock (ns) in s; NaN between passes over a loader."""
+        return self.clock.seconds(at_ns)
+
+    # The measured steps
 
     @cached_property
     def warmup(self) -> int:
@@ -79,7 +226,7 @@ class RunData(RunLog):
         """
         if self._wall_s is None or self.launches_only:
             return None
-        return self._step_clock.busy_s(self.warmup) / self._wall_s
+        return self.clock.busy_s(self.warmup) / self._wall_s
 
     @cached_property
     def busy_at_least(self) -> float | None:
@@ -117,7 +264,7 @@ class RunData(RunLog):
         """Samples per second of wall time, warm-up excluded."""
         if self._wall_s is None:
             return None
-        return float(self._steps.moments("n", slice(self.warmup, None)).sum() / self._wall_s)
+        return float(self.each("n")[self.warmup :].sum() / self._wall_s)
 
     # Share of a watched loop's tokens that is padding, 0 to 1; None where no batch held text
     padding: float | None = fact("padding", "share")
@@ -127,19 +274,13 @@ class RunData(RunLog):
         """The measured steps as a DataFrame: when each ended (s), its parts (ms), its loss."""
         import pandas
 
-        first = self.warmup
-        parts = self.steps_ms
-        wait, copy, compute, launch, other = parts.T
-        columns = {
-            "end_s": self.busy[first:, 1],
-            "step_ms": parts.sum(axis=1),
-            "wait_ms": wait,
-            "copy_ms": copy,
-            "compute_ms": compute,
-            "other_ms": launch + other,
-            "loss": self.loss[first:],
-        }
-        return pandas.DataFrame(columns, index=pandas.RangeIndex(first, self.steps, name="step"))
+        numbers = pandas.RangeIndex(self.warmup, self.steps, name="step")
+        frame = pandas.DataFrame(self.steps_ms, numbers, [f"{part}_ms" for part in CLASSES])
+        frame["other_ms"] += frame.pop("launch_ms")
+        frame["step_ms"] = frame.sum(axis=1)
+        frame["end_s"] = self.busy[self.warmup :, 1]
+        frame["loss"] = self.loss[self.warmup :]
+        return frame
 
     # Where the time of a step went
 
@@ -153,7 +294,7 @@ class RunData(RunLog):
     @cached_property
     def mean_ms(self) -> np.ndarray | None:
         """The mean measured step by class (5,), ms; None before there is one."""
-        return self._step_clock.mean_split(self.warmup) * 1e3 if self.steps > 1 else None
+        return self.clock.mean_split(self.warmup) * 1e3 if self.steps > 1 else None
 
     # Mean time from one step's end to the next, ms: its parts' sum
     step_ms: float | None = _mean_of(slice(5))
@@ -176,19 +317,19 @@ class RunData(RunLog):
     @cached_property
     def spread(self) -> float | None:
         """Unevenness: IQR over median of the throughput of the run's five stretches."""
-        return unevenness(self._step_clock.moments("busy_end", max(0, self.warmup - 1)), BLOCKS)
+        return unevenness(self.clock.moments("busy_end", max(0, self.warmup - 1)), BLOCKS)
 
     @property
     def noisy(self) -> bool:
         """True where `spread` is so large that small differences mean nothing."""
         return (self.spread or 0.0) > NOISY
 
-    @cached_property
+    @property
     def energy_j(self) -> float | None:
         """Energy the card used while training, from its own counter; None where it has none."""
         _, joules = readings_of(self, "energy_j")
         counts = joules[np.isfinite(joules)]
-        return float(counts[-1] - counts[0]) if len(counts) > 1 else None
+        return float(np.ptp(counts)) if len(counts) > 1 else None
 
     # The loader
 
@@ -234,11 +375,6 @@ class RunData(RunLog):
         reached = work[what] / work["samples"] * self.throughput / per_s
         return None if reached > NO_PEAK else min(reached, 1.0)
 
-    @property
-    def mfu_text(self) -> str:
-        """MFU in words, "MFU 26%"; "" where it is not known."""
-        return f"MFU {percent(self.mfu)}" if self.mfu else ""
-
     # As text and as JSON
 
     def to_dict(self) -> dict[str, object]:
@@ -272,9 +408,7 @@ class RunData(RunLog):
         parts = ", ".join(f"{name} {ms:.1f}" for name, ms in means.items() if ms is not None)
         said = [
             f"{self.in_short}, step {self.step_ms:.1f} ms ({parts})",
-            self.mfu_text and f"{self.mfu_text} of {self.peak}",
-            self.no_events and f"timed on the host's clock: {self.no_events}",
-            self.is_cut_short and f"no more than the first {self.steps:,} steps are recorded",
+            self.mfu and f"MFU {percent(self.mfu)} of {self.peak}",
             self.pipeline.simulated_delay and f"simulated delay: {self.pipeline.simulated_delay}",
             self.noisy and noise(self.spread or 0.0),
         ]

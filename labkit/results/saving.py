@@ -8,26 +8,13 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from labkit.stamps.folder_rights import is_owned
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-FIGURES = (".png", ".svg", ".pdf")
 
 
 class FileKept(FileExistsError, ValueError):
     """A file that is there is not replaced unasked; the message names the remedy."""
-
-
-def check(path: str | os.PathLike[str], overwrite: bool) -> None:
-    """Raise FileKept where `path` is a file with anything in it."""
-    if not overwrite and os.path.isfile(path) and os.path.getsize(path):
-        raise FileKept(
-            f"{path} is there already: give another name, or replace it with overwrite=True."
-        )
 
 
 @contextlib.contextmanager
@@ -35,9 +22,12 @@ def replacing(path: str | os.PathLike[str], overwrite: bool = False) -> Iterator
     """Give a file to write to, which takes the place of `path` when the block ends without error.
 
     Otherwise, on a full disk or an interrupt, what was at `path` stays as it was. Raises FileKept
-    where `check` does, OSError where nothing can be written.
+    where `path` is a file with anything in it, OSError where nothing can be written.
     """
-    check(path, overwrite)
+    if not overwrite and os.path.isfile(path) and os.path.getsize(path):
+        raise FileKept(
+            f"{path} is there already: give another name, or replace it with overwrite=True."
+        )
     if os.path.islink(path) and not is_owned(os.lstat(path)):
         raise FileKept(f"{path} is a link that another user made: give another name.")
     path = Path(os.path.realpath(path))  # a link of one's own stays one
@@ -50,17 +40,6 @@ def replacing(path: str | os.PathLike[str], overwrite: bool = False) -> Iterator
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-def save_figure(figure: Figure, path: str | os.PathLike[str], overwrite: bool) -> Path:
-    """Write a matplotlib Figure in the format of the path's suffix; raises what `replacing` does.
-
-    ValueError: the suffix is not known.
-    """
-    path = Path(path)
-    with replacing(path, overwrite) as file:
-        figure.savefig(file, format=path.suffix.lower().lstrip(".") or "png")
-    return path
 
 
 def save_text(path: str | os.PathLike[str], text: str, overwrite: bool = False) -> Path:

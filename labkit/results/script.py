@@ -52,9 +52,9 @@ def script(what: Pipeline | RunData, *, before: Pipeline | RunData | None = None
     Raises:
         ValueError: It is neither, or a knob of it cannot be written: the message names it.
     """
-    asked = _asked(what)
     if before is not None:
         return _difference(_as_asked(before), _as_asked(what))
+    asked = _asked(what)
     if isinstance(what, RunData):
         here = what.machine
         job, left_out = what.pipeline.to_dict(), what.not_applied
@@ -65,9 +65,8 @@ def script(what: Pipeline | RunData, *, before: Pipeline | RunData | None = None
             asked.to_dict(), vars(here) if is_here else {"device": asked.device}
         )
         job = vars(found)
-    about = f"What {asked!r} does on {job['device']}."
-    for name, why in left_out.items():
-        about += f" Left out: {name} ({why})."
+    left = "".join(f" Left out: {name} ({why})." for name, why in left_out.items())
+    about = f"What {asked!r} does on {job['device']}.{left}"
     return Script(whole_script(job, here.threads if job["device"] == "cpu" else None, about))
 
 
@@ -88,7 +87,7 @@ def _as_asked(what: Pipeline | RunData) -> Settings:
 
 def _difference(before: Settings, after: Settings) -> Script:
     """Return the lines that change, as a unified diff."""
-    old, new = (_any_device(each).splitlines() for each in (before, after))
+    old, new = (_filled(_with_defaults(each)).splitlines() for each in (before, after))
     names = ("before/train.py", "after/train.py")
     text = "\n".join(difflib.unified_diff(old, new, *names, lineterm="", n=1))
     return Script(f"{text or '# nothing changed'}\n")
@@ -124,11 +123,6 @@ def loader_line(knobs: Settings) -> str:
     return f"loader = {_loader_call(_with_defaults(knobs))}"
 
 
-def _any_device(knobs: Settings) -> str:
-    """Return a script in which only the knobs are stated, for a GPU or a CPU alike."""
-    return _filled(_with_defaults(knobs), None, warmup=3, about="")
-
-
 def _with_defaults(knobs: Settings) -> Settings:
     """Return every knob, those that are missing or None with their defaults."""
     job = {name: knob.default for name, knob in KNOBS.items()}
@@ -138,19 +132,19 @@ def _with_defaults(knobs: Settings) -> Settings:
 
 def _statements(knobs: Settings) -> list[str]:
     """Return what a pipeline's script sets up, and what its loop does, statement by statement."""
-    code = _any_device(knobs)
-    body = ast.parse(code).body
-    main = {node.name: node.body for node in body if isinstance(node, ast.FunctionDef)}["main"]
-    (loop,) = (node for node in main if isinstance(node, ast.For))
-    nodes = [node for node in body if isinstance(node, ast.Assign)]
-    nodes += main[: main.index(loop)] + loop.body
+    code = _filled(_with_defaults(knobs))
+    tree = ast.parse(code).body
+    functions = {node.name: node.body for node in tree if isinstance(node, ast.FunctionDef)}
+    [loop] = (node for node in functions["main"] if isinstance(node, ast.For))
+    nodes: list[ast.stmt] = [node for node in tree if isinstance(node, ast.Assign)]
+    nodes += [node for node in functions["main"] if node.lineno < loop.lineno] + loop.body
     lines = code.split("\n")
     texts = ("\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in nodes)
     return list(map(textwrap.dedent, texts))
 
 
-def _filled(job: Settings, threads: int | None, warmup: int, about: str) -> str:
-    """Return the template, filled in for a job."""
+def _filled(job: Settings, threads: int | None = None, warmup: int = 3, about: str = "") -> str:
+    """Return the template, filled in for a job: all alone, for a GPU or a CPU alike."""
     return template("train.py.jinja").render(
         job,
         about=about,
@@ -181,6 +175,4 @@ def call_lines(call: str, arguments: list[str], name: int) -> str:
     line = f"{call}({', '.join(arguments)})"
     if len(line) <= WIDTH - INDENT - len(" = ") - name:
         return line
-    together = f"    {', '.join(arguments)}\n"
-    one_each = "".join(f"    {argument},\n" for argument in arguments)
-    return f"{call}(\n{together if len(together) <= WIDTH - INDENT else one_each})"
+    return "\n".join([f"{call}(", *(f"    {argument}," for argument in arguments), ")"])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from labkit.knobs import Settings
 from labkit.spec import KNOBS, Pipeline
@@ -22,28 +21,23 @@ def pipeline_of(knobs: Settings) -> Pipeline:
         raise RecordError(f"The record's pipeline is not valid: {error}") from None
 
 
-@dataclass(frozen=True)
 class Watched:
     """Stands in for the Pipeline of a watched loop.
 
-    It has the settings of the user's loader under the names of the knobs; all other knobs are None.
+    It has the `settings` of the user's loader under the names of the knobs; all others are None.
     """
 
-    loader: str
-    settings: Settings
+    simulated_delay = ""
 
-    simulated_delay: ClassVar[str] = ""
-
-    @classmethod
-    def of(cls, loader: str, knobs: Settings) -> Watched:
+    def __init__(self, loader: str, knobs: Settings):
         """Keep what is a plain value: a record is anybody's."""
-        settings = {}
+        self.loader = str(loader)[:MAX_LOADER]
+        self.settings: Settings = {}
         for name, knob in KNOBS.items():
             value = knobs.get(name)
             is_count = isinstance(value, int) and 0 <= value < MOST
             if is_count or (value and value in (knob.choices or ())):
-                settings[name] = value
-        return cls(str(loader)[:MAX_LOADER], settings)
+                self.settings[name] = value
 
     def __getattr__(self, name: str) -> Any:
         """Return the value of a knob."""

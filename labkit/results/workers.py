@@ -7,12 +7,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from labkit.instruments.loader_work import BatchRow
-from labkit.results.run_log import RunLog
 from labkit.stamps.event_shapes import fits
 from labkit.stamps.steps import HOST
 
 if TYPE_CHECKING:
     import pandas
+
+    from labkit.results.run_data import RunData
 
 MOMENTS = ["start", "fetched", "ready"]  # of a batch
 NAMED = 3  # of the slowest items
@@ -31,7 +32,7 @@ class Hang:
 class LoaderWorkers:
     """What a run's loader did, worker by worker; falsy where nothing was recorded of it."""
 
-    def __init__(self, run: RunLog):
+    def __init__(self, run: RunData):
         self.run = run
 
     def __len__(self) -> int:
@@ -41,10 +42,9 @@ class LoaderWorkers:
     def rows(self) -> pandas.DataFrame:
         """A row a worker, by its number; -1 is the main process, of a loader without workers.
 
-        It prepared `batches` of `items`, in all for `busy_ms`, the median batch for `p50_ms`, in
-        one process for each pass unless workers persist. Of that time `cpu_share` is the CPU time
-        of all threads. `idle_share` is of the time from the first batch to the last.
-        `library_threads` compute beside its own.
+        It prepared `batches` of `items`, each for `batch_ms`, in one process for each pass unless
+        workers persist. Of that time `cpu_share` is the CPU time of all threads. `idle_share` is of
+        the time from the first batch to the last. `library_threads` compute beside its own.
         """
         import pandas  # it takes a third of a second
 
@@ -54,16 +54,15 @@ class LoaderWorkers:
         processes: Any = self.batches.groupby(["worker", "process"])
         passes: Any = self.batches.groupby(["worker", "process", "of_pass"])
         made = (processes.done.max() + 1).groupby("worker").sum()  # of a long run some have no row
-        mean = workers[["items", "busy_ms", "cpu_ms"]].mean()
+        mean = workers[["items", "batch_ms", "cpu_ms"]].mean()
         open_ms = 1e3 * (passes.ready.max() - passes.start.min()).groupby("worker").sum()
         return pandas.DataFrame(
             {
                 "batches": made,
                 "items": (made * mean["items"]).round().astype(int),
-                "busy_ms": made * mean.busy_ms,
-                "p50_ms": workers.busy_ms.median(),
-                "cpu_share": mean.cpu_ms / mean.busy_ms,
-                "idle_share": (1 - made * mean.busy_ms / open_ms).clip(lower=0),
+                "batch_ms": mean.batch_ms,
+                "cpu_share": mean.cpu_ms / mean.batch_ms,
+                "idle_share": (1 - made * mean.batch_ms / open_ms).clip(lower=0),
                 "library_threads": workers.threads.max(),
             }
         )
@@ -74,7 +73,7 @@ class LoaderWorkers:
 
         That are all of the first 2,000, then fewer and fewer. Beside the fields of `BatchRow` it
         has the `worker` and its `process`, with the `threads` that this saw of itself then. Moments
-        are s on the run's clock; it took `busy_ms`.
+        are s on the run's clock; it took `batch_ms`.
         """
         import pandas
 
@@ -86,7 +85,7 @@ class LoaderWorkers:
         ]
         names = ["worker", "process", "threads", *BatchRow._fields]
         table = pandas.DataFrame(rows, columns=names).sort_values("start", ignore_index=True)
-        table["busy_ms"] = ((table.ready - table.start) / 1e6).clip(lower=1e-6)
+        table["batch_ms"] = ((table.ready - table.start) / 1e6).clip(lower=1e-6)
         table["cpu_ms"] = table.cpu_ns / 1e6
         zero_ns = self.run.host_ns[0, 0] if self.run.steps else 0
         table[MOMENTS] = (table[MOMENTS] - zero_ns) / 1e9  # between two passes as well
@@ -112,11 +111,6 @@ class LoaderWorkers:
         ended_ns = (self.run.event("end") or seen).get("t_ns", seen_ns)
         seconds = seen["seconds"] + max(ended_ns - seen_ns, 0) / 1e9
         return Hang(seen.get("worker"), seen.get("index"), seconds)
-
-    def to_dict(self) -> list[dict[str, object]]:
-        """Return the workers as JSON types."""
-        table: Any = self.rows.reset_index()
-        return table.to_dict("records")
 
     def __repr__(self) -> str:
         if not self:

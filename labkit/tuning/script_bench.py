@@ -87,7 +87,7 @@ class ScriptBench:
         self.site = made_at(loop)
         self.epochs = len(loop.first_steps) > 1
         tuning.loader = Path(self.site).name
-        tuning.code = LoopCode.of(loop.loop_code, trainer=loop.trainer)
+        tuning.code = LoopCode.of(loop.loop.get("code"), trainer=bool(loop.loop.get("trainer")))
         tuning.verdict = judged and judged.ranks.verdict
         tuning.start = of_loader(knobs_of(loop))
         tuning.unit = "samples/s" if "batch_size" in knobs_of(loop) else "batches/s"
@@ -160,7 +160,7 @@ class ScriptBench:
         steps_ms = loop.frame.step_ms
         later = loop.first_steps[1:]  # the first step of each pass but the first
         if self.epochs or (later and self.epochs is None):
-            whole = [*later, loop.steps][: len(loop.passes_ended)] or [0]
+            whole = [*later, loop.steps][: len(loop.all("pass"))] or [0]
             return steps_ms.loc[whole[0] : whole[-1] - 1].tolist()
         warm = WARM_STEPS + max(KEPT_BATCHES, in_flight(of_loader(knobs_of(loop))))
         return steps_ms.loc[warm:].drop(later, errors="ignore").tolist()

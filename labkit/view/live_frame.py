@@ -30,7 +30,7 @@ def live_frame(run: RunData, serial: int = 0) -> Frame:
     most_s = 0.75 * STEPS_SHOWN * step_s
     window_s = float(f"{np.clip(USUAL_WINDOW_S, 4 * step_s, most_s):.0e}")
     start_s = max(0.0, run.length_s - window_s)
-    stamps = run.stretch(max(0, run.steps - STEPS_SHOWN - 1), run.steps)
+    stamps = run.clock.stretch(max(0, run.steps - STEPS_SHOWN - 1), run.steps)
     # Nothing is known of the time before the first step
     split_ms = np.pad(1e3 * split_steps(stamps), ((1, 0), (0, 0)), constant_values=np.nan)
     rows = np.column_stack([stamps - start_s, split_ms[:, :3], split_ms[:, 3:].sum(axis=1)])
@@ -59,7 +59,7 @@ def binned(run: RunData) -> tuple[np.ndarray, np.ndarray]:
     A bin has three steps or more: finer ones would show single teeth, aliased.
     """
     bins = int(np.clip(run.steps // 3, 4, 120))
-    return run.timeline(bins)[1], np.linspace(0, run.length_s, bins + 1)
+    return run.clock.utilization(bins)[1], np.linspace(0, run.length_s, bins + 1)
 
 
 def live_line(run: RunData) -> str:
@@ -78,6 +78,6 @@ def live_line(run: RunData) -> str:
 
 def stage_line(run: LogData) -> str:
     """Say what a run that has not measured anything yet is busy with."""
-    stage = run.stage
+    stage = run.event("stage") or {"name": "starting"}
     done = f" {stage['done']}/{stage['total']}" if stage.get("total") else ""
     return f"{stage['name']}{done}"

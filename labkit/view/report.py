@@ -26,12 +26,15 @@ def export(run: RunData, path: str | os.PathLike[str], overwrite: bool = False) 
         ValueError: the suffix is none of these; matplotlib says which of its own there are.
         FileKept: such a file is there.
     """
-    suffix = Path(path).suffix
+    path = Path(path)
+    suffix = path.suffix
     if suffix == ".html":
         return saving.save_text(path, html_page(run, str(of_run(run))), overwrite)
     if suffix == ".csv":
         return saving.save_text(path, run.frame.to_csv(), overwrite)
-    return saving.save_figure(draw_run(run, None), path, overwrite)
+    with saving.replacing(path, overwrite) as file:
+        draw_run(run, None).savefig(file, format=suffix.lower().lstrip(".") or "png")
+    return path
 
 
 def html_page(run: RunData, verdict: str) -> str:

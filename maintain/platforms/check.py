@@ -83,7 +83,7 @@ run = lk.run(lk.Pipeline(**{knobs}), wait=False)
 while run.running and run.steps < 5:
     time.sleep(0.05)
 print(run.path, flush=True)
-assert run.running, (run.error, run.traceback)
+assert run.running, (run.error, run.event("error"))
 {then}
 """
 

@@ -104,7 +104,7 @@ def settings(evidence: Evidence) -> tuple[Remedy, ...]:
     remedies = [FETCH_AT_ONCE] if is_cheap else []
     if now and number == 0:
         remedies.append(IN_THE_LOOP)
-    if deeper and evidence.stalls:
+    if deeper and deeper != evidence.known("prefetch_factor") and evidence.stalls:
         text = f"Raise prefetch_factor to {deeper}: the queue does not ride out the stalls."
         remedies.append(Remedy("deeper_queue", text, "queue", {"prefetch_factor": deeper}))
     if number and number != now and not is_cheap and not evidence.batch.on_gpu:
