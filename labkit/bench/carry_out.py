@@ -86,7 +86,7 @@ def settled(asked: Settings, here: Settings, log: EventLog, **not_applied: str) 
 def prepare(
     order: Order, job: Job, device: torch.device, log: EventLog, kind: type[Trainer] = Trainer
 ) -> tuple[Trainer, DataLoader]:
-    """Return what trains, of a `kind`, and its loader; with the slow script or a fault, if any, planted.
+    """Return what trains, of a `kind`, and its loader, with the slow script or a fault planted.
 
     That is "module:function:argument", called with the argument, the dataset and the trainer.
     """

@@ -25,7 +25,6 @@ VERSION = 1
 FILE_NAME = "events.jsonl"
 SPEC_NAME = "spec.json"  # what the bench is asked to do
 XRAY_NAME = "xray.json.gz"  # the trace of the profiled steps
-RowFailure = Literal["skipped", "out of memory", "mistake"]  # why a row has no numbers
 # What an event may hold of somebody else's: errors, why something is missing, measured values
 FREE_TEXTS = {"message", "traceback", "why", "error", "text", "line", "values", "points"}
 

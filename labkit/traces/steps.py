@@ -54,10 +54,11 @@ def find_steps(events: pandas.DataFrame) -> tuple[np.ndarray, list[str]]:
     starts, ends = np.array(marks.start), np.array(marks.end)
     # The work launched in a mark, and in which one
     launched = events[events.launch >= 0]
-    call = events.iloc[launched.launch]
+    call = events.take(launched.launch)
     step = np.searchsorted(starts, call.start, side="right") - 1
     known = (step >= 0) & (np.array(call.end) <= ends[step])
-    work, step = launched[known], step[known]
+    work = launched.loc[np.array(known)]
+    step = step[known]
     np.maximum.at(ends, step, work.end)
     launches = np.bincount(step, minlength=len(starts))
     complete = np.flatnonzero(launches >= COMPLETE * np.median(launches)).max() + 1
@@ -206,7 +207,7 @@ class TracePieces:
         """
         kernels = self.events[self.events.kind.isin(KERNELS) & (self.events.inside > 0)]
         us = kernels.inside / 1000
-        uses = kernels.name.map(uses_tensor_cores).astype(bool)
+        uses = pandas.Series(kernels["name"]).map(uses_tensor_cores).astype(bool)
         # As in the plugin, an operator that was seen to use Tensor Cores is one that can.
         eligible_us = us * (uses | kernels.can_use_tensor_cores)
         kernels = kernels.assign(us=us, uses=uses, eligible_us=eligible_us)
