@@ -279,7 +279,7 @@ def test_code_to_paste_is_made_of_names_and_numbers_whatever_a_record_says(part,
 # What the user wrote in the notebook (a dataset, a step, an answer) goes to their own bench and
 # its workers: once, through a file in the run's folder that is deleted. Nothing comes back so.
 MAY_PICKLE = {
-    "bench/by_value.py",  # only writes, to processes that this one starts
+    "results/payload.py",  # only writes, to processes that this one starts
     "bench/user_dataset.py",
 }
 PICKLES = {"pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib", "yaml"}

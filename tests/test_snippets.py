@@ -33,10 +33,6 @@ from torch.utils.data import (
     BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
 )
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(torch.arange(64.0))
-
 def pad_together(items):
     return torch.stack([item[0] for item in items]), "together"
 
@@ -44,7 +40,6 @@ def seed_worker(number):
     torch.manual_seed(number)
 
 data = TensorDataset(torch.arange(64.0))
-stream = Stream()
 order = torch.Generator().manual_seed(7)
 batches_of_4 = BatchSampler(SequentialSampler(data), 4, drop_last=True)
 net = torch.nn.Linear(4, 2)
@@ -61,7 +56,6 @@ LOADERS = [
     "DataLoader(data, 8, collate_fn=lambda items: (len(items), 'inline'))",
     "DataLoader(data, 8, num_workers=1, worker_init_fn=seed_worker, timeout=60, in_order=False,"
     " multiprocessing_context='fork', prefetch_factor=3, persistent_workers=True, pin_memory=True)",
-    "DataLoader(stream, batch_size=8)",
     "torch.utils.data.DataLoader(TensorDataset(torch.arange(64.0)), batch_size=8, shuffle=True)",
 ]
 RESTARTED = Epochs(0.4)

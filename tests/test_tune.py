@@ -176,7 +176,7 @@ def test_a_dataset_that_fails_says_why(dataset, workers, message, tmp_path, monk
 @pytest.mark.parametrize(
     "search, message",
     [
-        (lambda: lk.tune(Numbers), "pass an instance"),
+        (lambda: lk.tune(Numbers), "Pass an instance"),
         (lambda: lk.tune("make_dataset"), "module:function"),
         (lambda: lk.tune(Numbers(threading.Lock())), r"cannot be sent .* 'module:function'"),
         (lambda: lk.improve([1, 2]), r"not list: .* lk.tune\(dataset, step=...\)"),

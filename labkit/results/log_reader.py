@@ -16,7 +16,7 @@ from labkit.process.notebook import in_notebook
 from labkit.results import saving
 from labkit.results.log_data import LogData
 from labkit.stamps.interrupts import held
-from labkit.stamps.record import events_of, opened_record
+from labkit.stamps.record import events_of, opened_record, record_file
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -115,6 +115,8 @@ class LiveResult(Generic[Data]):
         ValueError and an OSError. Where writing fails, the file that was there stays.
         """
         path = Path(path)
+        if path.exists() and os.path.samefile(record_file(self.path), path):
+            return path
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as files:
             old = files.enter_context(opened_record(self.path))

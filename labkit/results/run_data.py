@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from labkit.results.log_data import LogData, fact
 from labkit.results.readings import readings_of
 from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.results.workers import LoaderWorkers
-from labkit.spec import Pipeline
+from labkit.spec import PX, STEPS, Pipeline
 from labkit.stamps.record import Event
 from labkit.stamps.step_classes import CLASSES, StepClock, split_steps, unevenness
 from labkit.stamps.steps import HOST
@@ -31,7 +30,7 @@ HIDES = 0.05  # of wall time: fewer gaps than this within the busy time are not 
 # An MFU above this is none, and what looks like one between 1 and this counts as 1: 3x3 kernels on
 # 8x8 pixels, an eighth of whose products are with padding, and 10 %
 NO_PEAK = 1.25
-MOST_NAMED = 3  # of the programs that ran beside it
+CPU_VALUES = {"image_px": PX, "steps": STEPS}  # in older logs of a CPU, for what was automatic
 BLOCKS = 5  # stretches of the run, whose throughputs are compared to judge its noise
 
 
@@ -59,7 +58,11 @@ class RunData(LogData):
     @cached_property
     def asked(self) -> Pipeline | Watched:
         """The pipeline that was asked for; of a watched loop, what is known of it."""
-        return self._pipeline(self.fact_of("spec", "pipeline", default={}))
+        knobs = self.fact_of("spec", "pipeline", default={})
+        if self.machine.kind == "cpu":
+            automatic = {name for name, value in CPU_VALUES.items() if knobs.get(name) == value}
+            knobs = knobs | dict.fromkeys(automatic)
+        return self._pipeline(knobs)
 
     @cached_property
     def pipeline(self) -> Pipeline | Watched:
@@ -134,17 +137,6 @@ class RunData(LogData):
 
     # What a few profiled steps were made of
     xray_facts: Event | None = fact("xray")
-
-    def programs(self, event: str) -> list[str]:
-        """Return the others that used most of the cores ("beside"), or were "on_the_card".
-
-        Each as "python (pid 123)".
-        """
-        cores = Counter()
-        for found in self.all(event):
-            for process in found["processes"]:
-                cores[f"{process['name']} (pid {process['pid']})"] += process.get("cores") or 0
-        return [name for name, _ in cores.most_common(MOST_NAMED)]
 
     # One clock: seconds since the first batch was asked for
 

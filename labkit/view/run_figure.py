@@ -129,9 +129,8 @@ def draw_ranks(ranks: RanksData, bottleneck: str) -> Figure:
     if times is None:
         return page(f"{count}, no numbers", notes)[0]
     title = f"{count}: {ranks.throughput:,.0f} samples/s together; bottleneck: {bottleneck}"
-    figure, [axes] = page(title, notes, [AROUND_IN + ROW_IN * len(times.ranks)])
-    shares = {label: getattr(times, part) for part, label in RANK_PARTS.items()}
-    stack(axes, pandas.DataFrame(shares, [f"rank {rank}" for rank in times.ranks]))
+    figure, [axes] = page(title, notes, [AROUND_IN + ROW_IN * len(times)])
+    stack(axes, times[[*RANK_PARTS]].rename(lambda rank: f"rank {rank}").rename(columns=RANK_PARTS))
     axes.set(xlabel="share of wall time, warm-up left out", xlim=(0, 1))
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     return figure
