@@ -130,7 +130,8 @@ def draw_ranks(ranks: RanksData, bottleneck: str) -> Figure:
         return page(f"{count}, no numbers", notes)[0]
     title = f"{count}: {ranks.throughput:,.0f} samples/s together; bottleneck: {bottleneck}"
     figure, [axes] = page(title, notes, [AROUND_IN + ROW_IN * len(times)])
-    stack(axes, times[[*RANK_PARTS]].rename(lambda rank: f"rank {rank}").rename(columns=RANK_PARTS))
+    rows = times.rename(index=lambda rank: f"rank {rank}", columns=RANK_PARTS)
+    stack(axes, rows.loc[:, [*RANK_PARTS.values()]])
     axes.set(xlabel="share of wall time, warm-up left out", xlim=(0, 1))
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     return figure
