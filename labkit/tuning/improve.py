@@ -29,10 +29,8 @@ class Improver(Search):
                 found.stopped = f"on top is {found.verdict.headline}, and nothing is left to try"
             elif len(found.tried) > MOST_TRIALS:
                 found.stopped = f"{MOST_TRIALS} changes were tried"
-            else:
-                self.measure(trial)
-                if trial.rate >= (1 + SURE) * best.rate:
-                    best = found.chosen = trial
+            elif (self.measure(trial).rate or 0.0) >= (1 + SURE) * best.rate:
+                best = found.chosen = trial
 
     def advised(self, best: Trial, verdict: Diagnosis) -> Iterator[Trial]:
         """Yield what the verdict advises, costliest loss first; what changes the training never."""

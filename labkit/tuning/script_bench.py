@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from labkit.api import Run
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.watched_script import judge_runs, runs_in
@@ -46,6 +48,7 @@ TAIL = 2000  # characters of its output that are read for why it failed
 WARM_STEPS = 3  # after what is ready or kept at the start
 FEWEST_STEPS = 30  # that are timed; with fewer, a rate is a guess
 LONGEST = 4.0  # times `seconds` that as many may take
+EARLY_S = 1.0  # of steady steps, after which a run that is clearly worse is ended
 NO_STEP = (
     "no optimizer made a step on batches of a DataLoader: there is no loader to change. "
     "`labkit watch` says where its time goes."
@@ -93,18 +96,21 @@ class ScriptBench:
         tuning.unit = "samples/s" if "batch_size" in knobs_of(loop) else "batches/s"
         tuning.tried = [Trial(dict(tuning.start), outcomes=[outcome])]
 
-    def measure(self, knobs: Settings) -> Outcome:
-        """Run the script with knobs: arguments of its loader, and what `Search` tries besides."""
-        with scratch_folder(dir=folders.home()) as folder:
-            return self._run(folder, knobs)
+    def measure(self, knobs: Settings, rate: float | None = None, whole: bool = False) -> Outcome:
+        """Run the script with knobs: arguments of its loader, and what `Search` tries besides.
 
-    def _run(self, folder: str, knobs: Settings) -> Outcome:
+        It ends early where it is far slower than `rate`, unless the run is to be `whole`.
+        """
+        with scratch_folder(dir=folders.home()) as folder:
+            return self._run(folder, knobs, 0.0 if whole else rate or 0.0)
+
+    def _run(self, folder: str, knobs: Settings, rate: float = 0.0) -> Outcome:
         """Run the script once, with the records of its loops in `folder`."""
         changes = {name: value for name, value in knobs.items() if name in CHANGED}
         is_ready = "ready" in knobs
         changes |= {"num_workers": 0} if is_ready else {}  # they would only get into the way
         order = Order(site=self.site, changes=changes, ready=is_ready)
-        begun_s = time.monotonic()
+        begun_s, busy_s = time.monotonic(), others_busy_s()
         with scratch_folder() as scratch, tempfile.TemporaryFile() as output:
             env = hooked(LABKIT_WATCHING=folder, LABKIT_TRIAL=json.dumps(order))
             env |= {MARK: folder, "LABKIT_TUNE_DIR": scratch}
@@ -112,26 +118,27 @@ class ScriptBench:
                 env |= dict.fromkeys(THREADS, str(threads))
             script = Script(self.command, Path(folder), env=env, cwd=self.cwd, stdout=output)
             try:
-                timed = self._follow(script)
+                timed = self._follow(script, rate)
                 failed = why_it_failed(output, script.poll())
             finally:
                 with held():  # a second Ctrl-C would leave its workers
                     script.stop()
         seconds = time.monotonic() - begun_s
+        others = max(0.0, others_busy_s() - busy_s) / seconds / (psutil.cpu_count() or 1)
         self.loop = loop = timed or self._loop(runs_in(script.folder))
         steps_ms = [] if loop is None else self._steps_ms(loop)
         if loop and (timed or len(steps_ms) >= FEWEST_STEPS):
-            return Outcome(rate_of(loop, steps_ms), seconds=seconds)
+            return Outcome(rate_of(loop, steps_ms), seconds=seconds, others=others)
         if loop is not None:
             failed = (
                 f"its training loop made {loop.steps} steps in {seconds:.0f} s, too few to "
                 "compare: give it more epochs or data, or more time (--seconds "
                 f"{4 * self.seconds:.0f})."
             )
-        return Outcome(error=failed, seconds=seconds)
+        return Outcome(error=failed, seconds=seconds, others=others)
 
-    def _follow(self, script: Script) -> RunData | None:
-        """Return the training loop once enough steps are timed; None where they never are."""
+    def _follow(self, script: Script, rate: float) -> RunData | None:
+        """Return the training loop once it has been timed; None where it never is."""
         runs: dict[Path, Run] = {}
         begun_s = time.monotonic()
         until_s = begun_s + FIRST_STEP_S
@@ -143,9 +150,7 @@ class ScriptBench:
             if loop is not None:
                 until_s = begun_s + FIRST_STEP_S + 10 * self.seconds
                 script.trainer = pid_of(loop)
-                steps_ms = self._steps_ms(loop)
-                longest = 1 if len(steps_ms) >= FEWEST_STEPS else LONGEST
-                if sum(steps_ms) / 1e3 >= longest * self.seconds:
+                if self._is_timed(loop, self._steps_ms(loop), rate):
                     return loop
         return None
 
@@ -164,6 +169,13 @@ class ScriptBench:
             return steps_ms.loc[whole[0] : whole[-1] - 1].tolist()
         warm = WARM_STEPS + max(KEPT_BATCHES, in_flight(of_loader(knobs_of(loop))))
         return steps_ms.loc[warm:].drop(later, errors="ignore").tolist()
+
+    def _is_timed(self, loop: RunData, steps_ms: list[float], rate: float) -> bool:
+        """Return whether these steps are enough, or clearly slower than `rate`."""
+        took_s = sum(steps_ms) / 1e3
+        if took_s > EARLY_S and rate_of(loop, steps_ms) < rate / 2:
+            return True
+        return took_s >= self.seconds * (1 if len(steps_ms) >= FEWEST_STEPS else LONGEST)
 
 
 class Script(subprocess.Popen[bytes]):
@@ -229,9 +241,16 @@ def why_it_failed(output: IO[bytes], code: int | None) -> str:
     """Say why a script trained on no loader; `code` is that of one that has ended by itself."""
     output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL))
     lines = output.read().decode("utf-8", "replace").strip().splitlines()
-    if not code or not lines:
-        return NO_STEP
-    return f"the script failed ({exit_name(code)}; its stdin is closed): {lines[-1]}"
+    if lines and lines[-1].startswith("EOFError"):
+        return "the script asks something on stdin, which is closed: give it as arguments."
+    return f"the script failed ({exit_name(code)}): {lines[-1]}" if code and lines else NO_STEP
+
+
+def others_busy_s() -> float:
+    """Return for how long the cores have worked for others than us and our ended children, s."""
+    everyone = psutil.cpu_times()
+    busy_s = everyone.user + everyone.system + getattr(everyone, "nice", 0.0)
+    return busy_s - sum(os.times()[:4])
 
 
 def runnable(command: list[str], by: str = "tune") -> list[str]:

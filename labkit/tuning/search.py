@@ -13,25 +13,28 @@ from labkit.prediction.prediction import WORKER_COUNTS
 from labkit.spec import PYTORCH_PREFETCH
 from labkit.tuning.script_bench import ScriptBench
 from labkit.tuning.search_result import Tuning
-from labkit.tuning.trial import Trial, cost, of_loader
+from labkit.tuning.trial import Outcome, Trial, cost, of_loader
 from labkit.tuning.trial_bench import TrialBench
 
 SURE = 0.10  # a gain above this needs no second measurement
 WORTH = 0.03  # what a change has to gain when it is run in turn with the start
-FIRST = slice(0, 5, 2)  # 0, 2 and 4 workers are tried in any case: two may lose where four gain
+ALWAYS = 4  # workers are tried in any case: two may lose where four gain
 DEEP = 4  # times as long a queue
 READY_GAIN = 1.10  # with ready batches; where they gain less, the loader is not the limit
 PAIRS = 3  # of runs in turn, with the change and without
+NEIGHBOURS = 0.10  # share of the cores by which the two runs of a pair may differ in others' use
+REPEATS = 2  # of pairs that differ more
 USUAL_RUNS = 18  # of a whole search over a script
 
 
 class Search:
     """A search for the cheapest loader that is as fast as the fastest. It decides, the bench runs.
 
-    No, two and four workers are measured, then what lies beside the best as long as that gains, a
-    longer queue, and pinned memory on a card. Of a script, batches that are ready tell first
-    whether the loader is the limit, and the threads of its workers are tried too. A gain that may
-    be noise, and any gain of a script, is measured again, in turn with the start.
+    No, two and four workers are measured, doubled as long as that gains; then what lies beside the
+    best, a longer queue, and pinned memory on a card. Of a script, batches
+    that are ready tell first whether the loader is the limit, and the threads of its workers are
+    tried too. A gain that may be noise, and any gain of a script, is measured again, in turn with
+    the start.
     """
 
     def __init__(
@@ -80,6 +83,10 @@ class Search:
             found.interrupted = True
             raise
         finally:
+            others = max((each.others for each in found.outcomes), default=0.0)
+            if others > NEIGHBOURS:
+                worth = "only the pairs count" if found.pairs else "these numbers are doubtful"
+                found.notes.append(f"Other programs used up to {others:.0%} of the cores: {worth}.")
             found.seconds = time.monotonic() - begun_s
         return found
 
@@ -89,12 +96,15 @@ class Search:
             self.measure(trial)
         self.found.chosen = self.confirmed()
 
-    def measure(self, trial: Trial) -> None:
+    def measure(self, trial: Trial, whole: bool = False) -> Outcome:
         """Run a trial once (more)."""
+        rate = self.best.rate if self.found.tried else None
         if trial not in self.found.tried:
             self.found.tried.append(trial)
-        trial.outcomes.append(self.bench.measure(trial.knobs))
+        outcome = self.bench.measure(trial.knobs, rate, whole)
+        trial.outcomes.append(outcome)
         self.each(trial)
+        return outcome
 
     # -- what to try; each has been measured before the next is asked for --------------------------
 
@@ -113,8 +123,9 @@ class Search:
             run_s = median(each.seconds for each in found.outcomes)
             if time.monotonic() + 2 * PAIRS * run_s > self.until_s:
                 found.notes.append(
-                    "The budget is spent: what would have come next was not tried. "
-                    f"--budget {USUAL_RUNS * run_s:.0f} is enough for most scripts like this."
+                    "The budget is spent: what would have come next was not tried. One run of this "
+                    f"script takes {run_s:.0f} s: --budget {USUAL_RUNS * run_s:.0f} is enough for "
+                    "most."
                 )
                 return
             yield trial
@@ -130,16 +141,22 @@ class Search:
             working = [each for each in self.found.tried if each.workers and not each.is_bound]
             fastest = max(working, key=lambda trial: trial.rate, default=self.start)
             yield from self.change(fastest, library_threads=1)
-            yield from self.worker_counts()
+        yield from self.neighbours()
         if self.best.workers:
             yield from self.change(prefetch_factor=DEEP * self.best.knobs["prefetch_factor"])
         if self.on_card:
             yield from self.change(pin_memory=True)
 
     def worker_counts(self) -> Iterator[Trial]:
-        """Yield some numbers of workers, then those beside the best until none is better."""
-        for count in self.counts[FIRST]:
+        """Yield no workers, 2 and 4, doubled as long as that pays."""
+        yield from self.with_workers(0)
+        count = 2
+        while count <= self.counts[-1] and (count <= ALWAYS or self.best.workers >= count // 2):
             yield from self.with_workers(count)
+            count *= 2
+
+    def neighbours(self) -> Iterator[Trial]:
+        """Yield the next larger and the next smaller number of workers, until neither is better."""
         best = None
         while best is not self.best:
             best = self.best
@@ -175,26 +192,34 @@ class Search:
         """Return the best, or the start where that does not gain when both are run in turn."""
         found, start, best = self.found, self.start, self.best
         if best is start:
-            found.stopped = found.stopped or "nothing faster was found"
+            was_changed = any(not trial.is_bound for trial in found.tried[1:])
+            why = "nothing that was tried is faster" if was_changed else "no time to try a change"
+            found.stopped = found.stopped or why
             return start
         if not found.command and best.rate >= (1 + SURE) * start.rate:
             return best
         pairs = found.pairs = self.in_turn(best)
         gain = median(pairs) if len(pairs) == PAIRS else 0.0
-        is_cheaper = gain >= 1 and cost(best.knobs) < cost(start.knobs) and not found.command
-        if is_cheaper or (gain >= 1 + WORTH and min(pairs) > 1):
+        is_cheaper = gain >= 1 and cost(best.knobs) < cost(start.knobs)
+        if (gain >= 1 + WORTH and min(pairs) > 1) or (is_cheaper and not found.command):
             return best
+        if is_cheaper:
+            found.notes.append(f"As fast, and cheaper: {best.what}.")
         found.stopped = "nothing gained beyond the noise when it was run in turn"
         return start
 
     def in_turn(self, trial: Trial) -> list[float]:
-        """Return the gains of a trial over the start, run in turn; fewer where a run fails."""
-        gains = []
-        for _ in range(PAIRS):
-            self.measure(trial)
-            self.measure(self.start)
-            changed, plain = trial.outcomes[-1].rate, self.start.outcomes[-1].rate
-            if not changed or not plain:
-                break
-            gains.append(changed / plain)
+        """Return the gains of a trial over the start, run in turn.
+
+        A pair with other neighbours is repeated.
+        """
+        gains: list[float] = []
+        repeats = REPEATS
+        while len(gains) < PAIRS and not (trial.error or self.start.error):
+            changed = self.measure(trial, whole=True)
+            plain = self.measure(self.start, whole=True)
+            if repeats and abs(changed.others - plain.others) > NEIGHBOURS:
+                repeats -= 1
+            elif changed.rate and plain.rate:
+                gains.append(changed.rate / plain.rate)
         return gains

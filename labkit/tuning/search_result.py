@@ -178,6 +178,7 @@ class Tuning(Result):
         verdict = self.verdict
         if not self.command or not self.stopped or not verdict or verdict.bottleneck == "unsure":
             return []
-        # Where settings were no cure, what to do would name some
-        lines = verdict.three_lines[: 2 if self.limit == "loader" else 3]
+        lines = verdict.three_lines
+        if self.limit == "loader":  # settings were no cure: what to do would name some
+            lines = lines[:2]
         return ["What holds it back, as `labkit watch` says:", *lines]

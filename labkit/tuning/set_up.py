@@ -45,6 +45,7 @@ def tuner(
     most = _most_workers(here.cpu_cores)
     if max_workers is not None:
         most = KNOBS["num_workers"].check(max_workers)
+    notes = [f"Up to {most} workers were tried (max_workers)."]
     own = knobs_of(what)  # of a DataLoader
     source = None
     if isinstance(what, Pipeline):
@@ -55,6 +56,7 @@ def tuner(
     else:
         # without a step nothing computes, and a device would only be started in vain
         pipeline = Pipeline(device="cpu" if step is None else "auto")
+        notes += [NO_STEP] if step is None else []
         if own and what.batch_size is None:
             raise ValueError(
                 "this DataLoader has a batch_sampler of its own (or none): give its dataset, and "
@@ -74,7 +76,7 @@ def tuner(
             None if source else pipeline,
             code,
             here.line,
-            notes=[NO_STEP] if source and step is None else [],
+            notes=notes,
         ),
         TrialBench(pipeline, source, seconds),
         max_workers=most,
@@ -89,6 +91,8 @@ def source_of(dataset: object, step: object = None, collate_fn: object = None) -
     for name, part in given.items():
         if isinstance(part, str) and not NAMED.fullmatch(part):
             raise ValueError(f"{name}={part!r}: write module:function, as in 'train:make_dataset'.")
+    if not (step is None or isinstance(step, str) or callable(step)):
+        raise ValueError(f"step={step!r}: give a function of one batch.")
     if isinstance(dataset, str):
         return Source.of(dataset, given, INSTEAD)
     kind = type(dataset).__name__

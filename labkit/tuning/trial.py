@@ -42,6 +42,7 @@ class Outcome:
     error: str | None = None  # why there is no rate
     run: Run | None = None  # of the bench
     seconds: float = 0.0  # that it took, from its start to its end
+    others: float = 0.0  # share of the cores that other programs used meanwhile
 
 
 @dataclass(eq=False)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from labkit.api import Run, launch
 from labkit.knobs import Settings
+from labkit.results.core_use import CoreUse
 from labkit.results.payload import Source
 from labkit.spec import Pipeline
 from labkit.tuning.trial import Outcome, in_flight
@@ -31,29 +32,30 @@ class TrialBench:
         self.seconds = seconds
         self.look = look
         self.count = 0  # runs that were made
-        self.rate = 0.0  # samples/s of the fastest so far; 0 while unknown
         self.each: Callable[[Run], object] | None = None  # called with the run that is going on
 
-    def measure(self, knobs: Settings) -> Outcome:
-        """Run knobs; once more, and longer, where the first run was too short."""
-        run = self._run(knobs)
-        is_short = run.steps < FEWEST_FIRST + in_flight(knobs)
-        if run.outcome == "finished" and not self.rate and is_short:
-            self.rate = run.throughput or run.samples / self.seconds or 1.0
-            run = self._run(knobs)
-        if run.outcome != "finished":
-            return Outcome(error=run.error or run.outcome, run=run)
-        if not run.throughput:
-            error = f"only {run.steps} batches in {LONGEST_S:.0f} s: too slow to measure"
-            return Outcome(error=error, run=run)
-        self.rate = max(self.rate, run.throughput)
-        return Outcome(run.throughput, run=run)
+    def measure(self, knobs: Settings, rate: float | None, whole: bool = False) -> Outcome:
+        """Run knobs; once more, and longer, where a run of unknown rate was too short.
 
-    def _run(self, knobs: Settings) -> Run:
+        `rate` are the samples/s that are expected. Every run is a whole one.
+        """
+        run = self._run(knobs, rate)
+        is_short = run.steps < FEWEST_FIRST + in_flight(knobs)
+        if run.outcome == "finished" and not rate and is_short:
+            run = self._run(knobs, run.throughput or run.samples / self.seconds or 1.0)
+        error = None
+        if run.outcome != "finished":
+            error = run.error or run.outcome
+        elif not run.throughput:
+            error = f"only {run.steps} batches in {LONGEST_S:.0f} s: too slow to measure"
+        others = 0.0 if error else CoreUse.of(run).others_share
+        return Outcome(None if error else run.throughput, error, run, others=others)
+
+    def _run(self, knobs: Settings, rate: float | None) -> Run:
         """Run knobs once, for longer the slower they are: the queues that fill do not count."""
         seconds = self.seconds + LOOK_S * self.look
-        if self.rate:
-            batch_s = knobs["batch_size"] / self.rate
+        if rate:
+            batch_s = knobs["batch_size"] / rate
             filling_s = min(2 * self.seconds, in_flight(knobs) * batch_s)
             seconds = min(LONGEST_S, max(seconds, FEWEST_STEPS * batch_s) + filling_s)
         changes = knobs | {"steps": ENDLESS, "seconds": seconds, "xray": self.look}

@@ -134,7 +134,10 @@ def row(name: str, seconds: float) -> tuple[str, float, float, float, int, float
     rates = [(bench.measure(knobs).rate or 0.0, knobs) for knobs in kept]
     best = max(rates, key=lambda each: each[0])[1]
     contenders = [best, dict(tuning.best), dict(tuning.start)]
-    turns = [[bench.measure(knobs).rate or 0.0 for knobs in contenders] for _ in range(ROUNDS)]
+    turns = [
+        [bench.measure(knobs, whole=True).rate or 0.0 for knobs in contenders]
+        for _ in range(ROUNDS)
+    ]
     shares = [median(turn[place] / turn[0] for turn in turns) for place in (1, 2)]
     print(tuning, f"grid's best: {best}", sep="\n", file=sys.stderr)
     return name, shares[0], shares[1], tuning.speedup or 1.0, runs, took
