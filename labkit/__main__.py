@@ -87,9 +87,9 @@ def tune(options: argparse.Namespace) -> Found:
     """Find loader settings by measuring them: of a script, or of a dataset.
 
     A script is run several times, each time with one change, and interrupted (as by Ctrl-C) once
-    some seconds of its training have been timed. Files that it writes until then are written:
-    $LABKIT_TUNE_DIR is a scratch folder for them. Its stdin is closed. Ctrl-C ends the search and
-    keeps what is known.
+    some seconds of its training have been timed. Files that it writes until then are written, here
+    unless --cwd-copy is given; $LABKIT_TUNE_DIR is a scratch folder for them. Its stdin is closed.
+    Ctrl-C ends the search and keeps what is known.
 
     examples:
       labkit tune -- python train.py --epochs 1
@@ -102,7 +102,8 @@ def tune(options: argparse.Namespace) -> Found:
         if len(options.what) == 1 and NAMED.fullmatch(options.what[0]):
             sys.path[:0] = [os.getcwd()]  # as a script's own modules
             return lk.tune(options.what[0], seconds=options.seconds), 0
-        return tune_script(options.what, seconds=options.seconds, budget=options.budget), 0
+        where = {"budget": options.budget, "in_copy": options.cwd_copy}
+        return tune_script(options.what, seconds=options.seconds, **where), 0
     except KeyboardInterrupt:
         found = vars(lk.tune).get("last")
         if found is None or found.winner is None:
@@ -202,6 +203,8 @@ told = "a function that returns your dataset; or your script, as a shell takes i
 sub.add_argument("what", nargs="*", metavar="MODULE:FUNCTION | -- COMMAND", help=told)
 sub.add_argument("--seconds", type=float, default=3, help="to measure each setting for (3)")
 sub.add_argument("--budget", type=float, default=180, help="of a script: for all of it, s")
+told = "of a script: run it in a copy of this folder"
+sub.add_argument("--cwd-copy", action="store_true", help=told)
 
 sub = add_command(watch)
 told = "write the verdict, the pictures and the settings as one self-contained page"

@@ -139,23 +139,26 @@ def test_a_command_that_is_none_is_refused_before_anything_runs():
             runnable(command)
 
 
-def test_the_terminal_says_what_will_happen_and_then_what_came_out(tmp_path):
-    command_of(tmp_path, item_s=0, step="time.sleep(0.05)")
-    line = [sys.executable, "-m", "labkit", "tune", "--json", "--seconds", "0.3"]
+def test_the_terminal_says_what_will_happen_and_a_copy_keeps_the_folder_as_it_is(tmp_path):
+    folder = tmp_path / "project"
+    folder.mkdir()
+    command_of(folder, first="open('checkpoint', 'w').close()", item_s=0, step="time.sleep(0.05)")
+    line = [sys.executable, "-m", "labkit", "tune", "--json", "--seconds", "0.3", "--cwd-copy"]
     done = subprocess.run(
         [*line, "--", sys.executable, "train.py"],
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert "again and again" in done.stderr and "in a copy of this folder" in done.stderr
+    assert [each.name for each in folder.iterdir()] == ["train.py"], done.stderr
     found = json.loads(done.stdout)
     assert found["command"].endswith("train.py") and found["diagnosis"]
     assert found["loader"] == "train.py:17" and found["ready_batches"] > 0
     assert {"limit", "environment", "speedup", "speedup_range"} <= set(found)
     said = subprocess.run([*line[:4], "--help"], capture_output=True, text=True).stdout
-    assert "interrupted (as by Ctrl-C)" in said
+    assert "interrupted (as by Ctrl-C)" in said and "--cwd-copy" in said
 
 
 @pytest.mark.slow

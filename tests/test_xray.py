@@ -22,10 +22,3 @@ def test_its_steps_enter_no_statistics_and_its_trace_is_kept_in_a_record(tiny, t
     ship(tmp_path / "run.jsonl.gz", shipped, name="run", title="a run with an x-ray")
     assert load(shipped).xray == run.xray
     assert np.isfinite(run.each("cpu")).sum() >= 2  # the thread's time is read now and then
-
-
-@pytest.mark.slow
-def test_it_says_why_there_is_none(tiny):
-    run = launch(tiny.but(steps=10)).wait()
-    assert run.outcome == "finished" and run.xray_facts is None
-    assert "10 steps" in run.event("no_xray")["why"]

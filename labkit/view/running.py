@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 from labkit.api import Ranks, Run, Sweep, launch
 from labkit.instruments.messages import say
 from labkit.knobs import Settings
+from labkit.process import folders
 from labkit.process.notebook import in_notebook
 from labkit.results.hardware import check_device
 from labkit.spec import Distributed, Pipeline
@@ -26,7 +29,7 @@ from labkit.view.live_frame import live_line
 TUNES = (
     "runs `{}` again and again, with one change each, and interrupts it (as by "
     "Ctrl-C) after some seconds of training: {:.0f} s at most after the first run. What it writes "
-    "by then is written here: run it in a copy of this folder where that must not be."
+    "by then is written {}."
 )
 
 
@@ -163,21 +166,29 @@ def tune(
     return searched(tune, search)
 
 
-def tune_script(command: list[str], *, seconds: float = 3.0, budget: float = 180.0) -> Tuning:
+def tune_script(
+    command: list[str], *, seconds: float = 3.0, budget: float = 180.0, in_copy: bool = False
+) -> Tuning:
     """Find what makes a training script faster, by running it with one change after the other.
 
     Args:
         command: The script and its arguments, as a shell takes them.
         seconds: Steady steps that are timed in each run, s.
         budget: For all runs after the first, s.
+        in_copy: Whether to run it in a copy of this folder, which is removed afterwards.
 
     Raises:
         ValueError: The command cannot be started.
         RuntimeError: No training loop with a DataLoader was seen in it, and why.
     """
     command = runnable(command)
-    say(TUNES.format(shlex.join(command), budget), by="labkit tune")
-    return searched(tune, script_tuner(command, seconds=seconds, budget=budget, cwd=Path.cwd()))
+    place = "in a copy of this folder, which is removed" if in_copy else "here (see --cwd-copy)"
+    say(TUNES.format(shlex.join(command), budget, place), by="labkit tune")
+    with tempfile.TemporaryDirectory(dir=folders.home()) as scratch:
+        folder = Path.cwd()
+        if in_copy:
+            folder = shutil.copytree(folder, Path(scratch, "copy"), symlinks=True)
+        return searched(tune, script_tuner(command, seconds=seconds, budget=budget, cwd=folder))
 
 
 def improve(pipeline: Pipeline | None = None) -> Tuning:
