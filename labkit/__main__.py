@@ -31,6 +31,24 @@ def run(options: argparse.Namespace) -> Outcome:
     return Outcome(done, int(done.outcome == "failed"))
 
 
+def lab(options: argparse.Namespace) -> Outcome:
+    """Copy the course to a folder of yours, and open it in JupyterLab.
+
+    A notebook that is there already is kept as you have it.
+
+    examples:
+      labkit lab                        in ./labkit-course
+      labkit lab ~/course --copy-only
+    """
+    from labkit.course.lab import copy_course, open_lab
+
+    found = copy_course(options.folder)
+    if options.copy_only:
+        return Outcome(found)
+    say(str(found.table()))
+    return Outcome(found, open_lab(found.folder), is_said=True)
+
+
 def trace(options: argparse.Namespace) -> Outcome:
     """Read a torch.profiler trace, or compare two.
 
@@ -127,6 +145,10 @@ sub.add_argument(
     default=[],
     dest="settings",
 )
+
+sub = add_command(lab)
+sub.add_argument("folder", metavar="FOLDER", nargs="?", default="labkit-course", help="where to")
+sub.add_argument("--copy-only", action="store_true", help="do not open it")
 
 sub = add_command(trace)
 sub.add_argument("path", metavar="PATH", help="a file from torch.profiler, or a folder of them")

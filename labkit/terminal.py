@@ -17,6 +17,7 @@ from labkit.text import printable
 START_HERE = """labkit COMMAND --help tells more about each, with examples.
 
 start here:
+  labkit lab                            the course, copied to a folder and opened in JupyterLab
   labkit machine                        the hardware and versions found
   labkit run --set num_workers=4        one pipeline, for a few seconds
   labkit diagnose PATH                  the bottleneck of a saved run or a profiler trace
