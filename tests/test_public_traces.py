@@ -67,7 +67,7 @@ def test_a_file_that_is_gone_leaves_published_numbers_and_an_excerpt_that_say_wh
     verdict = diagnose(found)
     assert (verdict.bottleneck, verdict.confidence) == ("launch", 0.0)
     assert verdict.source.startswith("PUBLISHED") and kept(tmp_path) == []
-    assert verdict.details.rows[0][1] is None  # what it costs is not known
+    assert verdict.table().rows[0][1] is None  # what it costs is not known
     assert "6.9%" in repr(found.compare(found))
     assert "PUBLISHED" in repr(found.timeline())  # no excerpt of it is stored
     lanes = {"small": {"kernels": [[1, 2], [3, 5]]}}

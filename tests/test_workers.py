@@ -106,18 +106,14 @@ for epoch in range(3):
 
 
 @slow
-def test_the_whole_time_of_a_script_is_shared_out_by_loops_and_adds_up_to_one(tmp_path):
+def test_validation_between_the_epochs_is_named(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
     _, found = watched([sys.executable, path])
-    parts = {part["part"]: part for part in found["wall_shares"]["parts"]}
-    assert sum(part["share"] for part in parts.values()) == pytest.approx(1)
-    trains, validates = parts["training loop"], parts["validation"]
-    assert trains["seconds"] > 120 * 0.002 and validates["seconds"] > 60 * 0.02
-    assert (trains["place"], validates["place"]) == ("train.py:8", "train.py:12")
-    assert {"before the first batch", "between epochs"} <= parts.keys()
     causes = {each["cause"]: each for each in found["findings"]}
-    assert "is validation (train.py:12)" in causes["validation"]["evidence"]
+    between = causes["between_epochs"]
+    assert 0.4 < between["lost_share"] < 1.0
+    assert "validation" in between["evidence"]
 
 
 # -- headroom ------------------------------------------------------------------------------------

@@ -6,27 +6,19 @@ Energy is the device's own, from its counter; None without one, as is all that f
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.results.hardware import Machine
 from labkit.results.readings import readings_of
 from labkit.results.result import Result, Table
 from labkit.results.run_data import RunData
 
-# What a device rents for at Amazon, USD/h. GPUs: "EC2 Capacity Blocks for ML", effective rate per
-# accelerator, list of the end of 2024; A10G: g5.xlarge on demand, us-east-1, June 2026. A CPU core:
-# half of m7g.large (two vCPUs), the same. Other cards have no default. A rent includes electricity.
-USD_PER_HOUR = {"H200": 5.408, "H100": 4.916, "A100": 1.844, "A10G": 1.006}
-USD_PER_CORE_HOUR = 0.0816 / 2
 # The world's average electricity in 2024, life cycle, CO2 equivalents (Ember, Global Electricity
 # Review 2025). Grids range from about 0.05 to 0.7
 KG_CO2_PER_KWH = 0.473
 SAMPLES_PER_EPOCH = 1_281_167  # the training images of ImageNet-1k (ILSVRC 2012)
 ROWS = {  # of the table: what it is called, by the attribute, with its unit
-    "usd_per_hour": "rent, USD/h (or give usd_per_hour)",
+    "usd_per_hour": "rent, USD/h (give usd_per_hour)",
     "kg_co2_per_kwh": "grid, kg CO2e/kWh",
     "hours_per_epoch": "time, h",
     "usd_per_epoch": "rent, USD",
@@ -37,21 +29,52 @@ ROWS = {  # of the table: what it is called, by the attribute, with its unit
 }
 
 
-@dataclass(frozen=True, repr=False)
 class Cost(Result):
-    """The cost of a run. Numbers that need something which was not measured or given are None."""
+    """What a run costs: of an epoch and a sample, and the part for an idle device.
 
-    title: str  # what was trained on, and where
-    before: Cost | None  # of the run that this one is compared with
-    kg_co2_per_kwh: float
-    hours_per_epoch: float
-    watts: float | None  # mean power while training, from the energy counter
-    joules_per_sample: float | None
-    kwh_per_epoch: float | None
-    kg_co2_per_epoch: float | None
-    usd_per_hour: float | None
-    usd_per_epoch: float | None  # rent
-    idle_usd_per_epoch: float | None  # rent paid for an idle device
+    Numbers that need something which was not measured or given are None.
+    """
+
+    def __init__(
+        self,
+        run: RunData,
+        *,
+        usd_per_hour: float | None = None,
+        kg_co2_per_kwh: float = KG_CO2_PER_KWH,
+        samples_per_epoch: int = SAMPLES_PER_EPOCH,
+        before: RunData | None = None,
+    ):
+        """Take a run, and one to compare it with, `before`, at the same prices.
+
+        `usd_per_hour` is what the machine rents for; the grid is by default the world's average, an
+        epoch ImageNet's. ValueError: a price below 0 or not finite, or a run without numbers.
+        """
+        given = {
+            "usd_per_hour": usd_per_hour,
+            "kg_co2_per_kwh": kg_co2_per_kwh,
+            "samples_per_epoch": samples_per_epoch,
+        }
+        for name, value in given.items():
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name}={value!r} is not allowed: use a number of 0 or more")
+        if not run.throughput:
+            raise ValueError(f"{run!r}: a run without numbers has no cost.")
+        self.title = f"An epoch of {samples_per_epoch:,} {run.unit}, {run.mark or run.machine.name}"
+        self.before = before and Cost(before, **given)
+        watts = mean_watts(run)
+        self.usd_per_hour = usd_per_hour
+        self.kg_co2_per_kwh = kg_co2_per_kwh
+        self.watts = watts  # mean power while training, from the energy counter
+        self.hours_per_epoch = hours = samples_per_epoch / run.throughput / 3600
+        self.usd_per_epoch = usd = usd_per_hour and usd_per_hour * hours
+        self.idle_usd_per_epoch = usd and run.utilization and usd * (1 - run.utilization)
+        self.kwh_per_epoch = kwh = watts and watts * hours / 1e3
+        self.kg_co2_per_epoch = kwh and kwh * kg_co2_per_kwh
+        self.joules_per_sample = watts and watts / run.throughput
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the costs as JSON types."""
+        return {**vars(self), "before": self.before and self.before.to_dict()}
 
     def table(self) -> Table:
         """Return the costs of an epoch and a sample, beside those of the run before."""
@@ -64,48 +87,7 @@ class Cost(Result):
         return Table(rows, ("", *shown), self.title, [foot] if self.watts is None else [])
 
 
-def cost(
-    run: RunData,
-    *,
-    usd_per_hour: float | None = None,
-    kg_co2_per_kwh: float = KG_CO2_PER_KWH,
-    samples_per_epoch: int = SAMPLES_PER_EPOCH,
-    before: RunData | None = None,
-) -> Cost:
-    """Return what a run costs in energy, money and carbon: per sample, per epoch, and while idle.
-
-    Rent is by default `USD_PER_HOUR` of `labkit.diagnosis.cost`, the grid the world's average, an
-    epoch ImageNet's. `before` is a run to compare with, at the same prices. ValueError: a price
-    below 0 or not finite, or a run without numbers.
-    """
-    given = {
-        "usd_per_hour": usd_per_hour,
-        "kg_co2_per_kwh": kg_co2_per_kwh,
-        "samples_per_epoch": samples_per_epoch,
-    }
-    for name, value in given.items():
-        if value is not None and not 0 <= value < math.inf:
-            raise ValueError(f"{name}={value!r} is not allowed: use a number of 0 or more")
-    if not run.throughput:
-        raise ValueError(f"{run!r}: a run without numbers has no cost.")
-    rent = usual_rent(run.machine) if usd_per_hour is None else usd_per_hour
-    watts = mean_watts(run)
-    hours = samples_per_epoch / run.throughput / 3600
-    kwh = watts and watts * hours / 1e3
-    usd = rent and rent * hours
-    return Cost(
-        title=f"An epoch of {samples_per_epoch:,} {run.unit}, {run.mark or run.machine.name}",
-        before=before and cost(before, **given),
-        kg_co2_per_kwh=kg_co2_per_kwh,
-        hours_per_epoch=hours,
-        watts=watts,
-        joules_per_sample=watts and watts / run.throughput,
-        kwh_per_epoch=kwh,
-        kg_co2_per_epoch=kwh and kwh * kg_co2_per_kwh,
-        usd_per_hour=rent,
-        usd_per_epoch=usd,
-        idle_usd_per_epoch=usd and run.utilization and usd * (1 - run.utilization),
-    )
+cost = Cost
 
 
 def mean_watts(run: RunData) -> float | None:
@@ -115,11 +97,3 @@ def mean_watts(run: RunData) -> float | None:
     if known.sum() < 2:
         return None
     return float(np.ptp(joules[known]) / np.ptp(moments[known])) or None
-
-
-def usual_rent(machine: Machine) -> float | None:
-    """Return the default rent of a device, USD/h; None for a card not listed, or a part of one."""
-    if machine.kind == "cpu":
-        return machine.cpu_cores and USD_PER_CORE_HOUR * machine.cpu_cores
-    found = re.search(rf"\b({'|'.join(USD_PER_HOUR)})\b(?!.* MIG )", machine.name)
-    return found and USD_PER_HOUR[found[1]]

@@ -21,6 +21,11 @@ OTHER_PROFILER = (
     "Look with the maker's own profiler, such as Nsight Systems. CUDA graphs hide kernels from "
     "some profilers: run without compile='reduce-overhead'."
 )
+ON_THE_CPU = "The model is on the CPU, and does not use the"
+TO_THE_CARD = (
+    "move the model there before its optimizer is made, and each batch in the loop. If torch sees "
+    "no device, `labkit machine` says why."
+)
 HEADROOM = "Ask lk.headroom(loader), which waits for the device, what a better loader would bring."
 
 
@@ -47,7 +52,7 @@ def too_close(agree: Counter[str]) -> Finding | None:
 
 def against(first: Finding, evidence: Evidence) -> Finding | None:
     """Return why the first finding is no verdict; None where it is one."""
-    shared = evidence.card.known("others_share") or 0.0
+    shared = evidence.known("others_on_card") or 0.0
     if shared > limits.FOREIGN_LOAD:
         seen = f"{shared:.0%} of the time kernels of other processes ran on the same GPU (NVML)."
         return unsure("neighbour", seen, STOP_OTHERS)
@@ -74,25 +79,25 @@ def taken_by_others(first: Finding, evidence: Evidence) -> float:
     not the limit.
     """
     taken = evidence.stolen_by_others
-    starved = evidence.has_workers and first.cause in OF_SLOW_WORKERS and first.lost_share <= taken
+    starved = evidence.num_workers and first.cause in OF_SLOW_WORKERS and first.lost_share <= taken
     is_limit = evidence.kind == "cpu" and not first.lost_share
     return taken if starved or is_limit or first.cause == "cold_start" else 0.0
 
 
 def unseen(evidence: Evidence) -> Finding | None:
     """Nothing saw whether the device works, where it seems to be the limit."""
-    loop = evidence.known("loop")
     if evidence.launches_only:
         seen = "The device was not timed: it may work while the loop waits for data."
         return unsure("device_not_timed", seen, HEADROOM)
-    if evidence.gaps_may_hide:
-        witness = evidence.card.known("witness")
+    witness = evidence.known("witness")
+    told = evidence.known("kernels") or (witness and witness.idle is not None)
+    if evidence.kind == "gpu" and not told:
         seen = f"{evidence.compute_share:.0%} of the time, at most, the device is busy, an upper "
         seen += f"bound, as gaps between its kernels count{f': {witness.said}' if witness else ''}."
         return unsure("busy_is_an_upper_bound", seen, LOOK_INSIDE)
-    if loop is None or evidence.body:
+    if not evidence.watched or evidence.body:
         return None
-    missing = loop.lines.missing or "too few stacks were sampled"
+    missing = evidence.lines.missing or "too few stacks were sampled"
     seen = f"Whether the loop body is training was not seen: {missing}."
     return unsure("body_not_seen", seen, LOOK_INSIDE)
 
@@ -112,11 +117,11 @@ def caveats(evidence: Evidence, run: RunData, seconds: float) -> dict[str, float
         taken = f"{use.others or 0.0:.1f} of {use.cores} cores meanwhile{named}"
         said[f"Other programs used {taken}."] = max(1 - crowded, 0.0)
     if run.on_the_card:
-        share = evidence.card.known("others_share")
+        share = evidence.known("others_on_card")
         named = f"Other programs were on the same GPU: {', '.join(run.on_the_card)}."
         said[named] = limits.UNSEEN if share is None else 1 - share
     if spare := evidence.known("spare_card"):
-        said[f"The model is on the CPU, and does not use the {spare}."] = 1.0
+        said[f"{ON_THE_CPU} {spare}: {TO_THE_CARD}"] = 1.0
     if run.is_cut_short:
         said[f"The verdict is of the first {run.steps:,} steps: no more are recorded."] = 1.0
     if run.watched and seconds < limits.LONG_ENOUGH_S:

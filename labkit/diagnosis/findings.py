@@ -29,7 +29,7 @@ BOTTLENECKS = {  # every name that a diagnosis can give
     "compute": "the device itself",
     "unsure": "no verdict",
 }
-BESIDE_TRAINING = ("validation", "between_epochs")  # causes of "host" outside the training loop
+BETWEEN = "between_epochs"  # the cause of "host" outside the training loop
 NEIGHBOUR = "neighbour"  # the cause where others use the cores
 DEVICE_LIMIT = "the_device_is_the_limit"  # the cause where no loss is worth a name
 
@@ -48,7 +48,6 @@ LESSONS = {  # the section that teaches a remedy: notebook, heading
     "formats": ("05_mixed_precision.ipynb", "3. A training step in each format"),
     "exchange": (RANKS, "3. `no_sync`: do not exchange what nobody uses"),
     "ranks": (RANKS, "4. One rank is short of data"),
-    "batch": (BATCHES, "1. What a larger batch buys"),
     "padding": (BATCHES, "4. Text: the padding in a batch"),
 }
 CAUSES_OF = {  # {page of the folder `symptoms` beside the notebooks: the causes that it explains}
@@ -71,7 +70,7 @@ CAUSES_OF = {  # {page of the folder `symptoms` beside the notebooks: the causes
         "published",
     ),
     "padding": ("padding",),
-    "periodic": ("periodic", *BESIDE_TRAINING),
+    "periodic": ("periodic", BETWEEN),
     "precision": ("float64", "FP32", "no_Tensor_Cores"),
     "ranks": (
         "one_rank_is_short_of_data",
@@ -175,19 +174,17 @@ def found(evidence: Evidence, when: str) -> Iterator[Finding]:
 
 def not_judged(evidence: Evidence) -> dict[str, list[str]]:
     """Return each instrument that a run lacks and could have had: the causes that asked for it."""
-    could_have = {
-        "xray": evidence.of_bench,
-        "workers": evidence.has_workers,
-        **dict.fromkeys(("kernels", "heat"), evidence.kind == "gpu"),
-    }
-    missing: dict[str, list[str]] = {}
+    is_gpu = evidence.kind == "gpu"
+    could_have = {"xray": evidence.of_bench, "workers": evidence.num_workers}
+    could_have |= {"kernels": is_gpu, "heat": is_gpu}
+    missing: dict[str, list[str]] = {name: [] for name, could in could_have.items() if could}
     for rule in itertools.chain(*CAUSES.values()):
         try:
             rule(evidence)
         except NotMeasured as lacking:
-            if could_have.get(str(lacking)):
-                missing.setdefault(str(lacking), []).append(rule.__name__)
-    return missing
+            if str(lacking) in missing:
+                missing[str(lacking)].append(rule.__name__)
+    return {name: rules for name, rules in missing.items() if rules}
 
 
 def loss(

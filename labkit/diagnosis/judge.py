@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import replace
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from labkit.diagnosis import causes, doubts  # noqa: F401 - causes register them
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.causes.compute import nothing_lost
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import BESIDE_TRAINING, LOSS, WARNING, Finding, found, not_judged
+from labkit.diagnosis.findings import LOSS, WARNING, Finding, found, not_judged
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.trace_evidence import of_trace, of_traces
 from labkit.diagnosis.verdict import Diagnosis
@@ -63,17 +62,11 @@ def of_published(known: PublicTrace) -> Diagnosis:
 
 
 def losses(evidence: Evidence) -> tuple[list[Finding], dict[str, float]]:
-    """Return what every cause costs, however small, and each bottleneck's loss: causes add up.
-
-    Where a script does much beside its training, what the others cost is a share of the rest.
-    """
+    """Return what every cause costs, however small, and each bottleneck's loss: causes add up."""
     losing = list(found(evidence, LOSS))
-    rest = 1 - sum(each.lost_share for each in losing if each.cause in BESIDE_TRAINING)
     total: dict[str, float] = defaultdict(float)
-    for place, each in enumerate(losing):
-        share = each.lost_share * (1 if each.cause in BESIDE_TRAINING else rest)
-        losing[place] = replace(each, lost_share=share)
-        total[each.name] += share
+    for each in losing:
+        total[each.name] += each.lost_share
     return losing, total
 
 

@@ -43,27 +43,18 @@ class LoopCode:
     call: str | None = None
     arguments: Mapping[str, str | None] = field(default_factory=dict)
     streams: bool = False  # whether its dataset is an IterableDataset
-    is_compiled: bool = False  # whether torch.compile has compiled anything in its process
-    may_fuse: bool = True  # whether its optimizer may have a fused version that is not in use
     trainer: bool = False  # whether the loop is that of Hugging Face's Trainer
 
     @classmethod
-    def of(
-        cls, recorded: Event | None, job: Event | None = None, trainer: bool = False
-    ) -> LoopCode:
-        """Return what a record tells: a record is anybody's, so of code the names alone.
-
-        `job` is the event that is written after the first step.
-        """
-        said, job = recorded or {}, job or {}
+    def of(cls, recorded: Event | None, trainer: bool = False) -> LoopCode:
+        """Return what a record tells: a record is anybody's, so of code the names alone."""
+        said = recorded or {}
         arguments = (said.get("arguments") or {}).items()
         return cls(
             code_in(said.get("loader"), NAME),
             code_in(said.get("call"), CLASS),
             {name: code_in(code, NAME, LITERAL) for name, code in arguments if code_in(name, NAME)},
             streams=bool(said.get("streams")),
-            is_compiled=bool(job.get("is_compiled")),
-            may_fuse=job.get("may_fuse") is not False,
             trainer=trainer,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from labkit.diagnosis.evidence import Evidence, Kernels, TraceFacts
+from labkit.diagnosis.evidence import Evidence
 from labkit.instruments.card_formats import tensor_formats
 from labkit.text import counted
 from labkit.traces.breakdown import Breakdown
@@ -41,33 +41,24 @@ def of_trace(traced: Breakdown) -> Evidence:
         communication_share=exposed,
         outside_share=host,
         compute_us=traced.step_us * compute,
-        kernels=kernels_of(traced),
-        trains=traced.trains is not False,
+        kernels=of_gpu(traced),
         formats=tensor_formats(traced.device_name, traced.compute_capability),
-        trace=TraceFacts(has_workers=traced.loader_workers, outside_where=traced.host_where),
+        trace=traced,
     )
 
 
 def of_traces(ranks: RankTraces) -> Evidence:
     """Return the evidence of a job from the traces of its ranks."""
     first, *_ = each = [of_trace(rank) for rank in ranks]
-    late = ranks.straggler
     return first.but(
         source=f"profiler traces {ranks.source}, {len(each)} ranks",
-        trace=first.trace.but(late_rank=late, late_said=ranks.headline),
+        ranks=ranks,
         communication_share=fmean(one.communication_share for one in each),
         compute_share=fmean(one.compute_share for one in each),
         **{name: min(getattr(one, name) for one in each) for name in LOST_BY_ALL},
     )
 
 
-def kernels_of(trace: Breakdown | None) -> Kernels | None:
-    """Return what a trace says of a GPU's kernels; None where it could not look into the device."""
-    if trace is None or trace.device_kind != "gpu":
-        return None
-    return Kernels(
-        kernel_us=trace.kernel_us,
-        cuda_graphs=trace.cuda_graphs,
-        tensor_core_share=trace.tensor_core_share or 0.0,
-        eligible_share=trace.tensor_core_eligible_share,
-    )
+def of_gpu(trace: Breakdown | None) -> Breakdown | None:
+    """Return a trace; None where there is none, or it could not look into a GPU."""
+    return trace if trace and trace.device_kind == "gpu" else None

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from labkit.diagnosis.findings import BESIDE_TRAINING, BOTTLENECKS, Finding, in_words
+from labkit.diagnosis.findings import BETWEEN, BOTTLENECKS, Finding, in_words
 from labkit.results.result import Result, Table, copy_buttons
 
 WITHOUT = {  # what is said where an instrument of this name was missing
@@ -57,9 +57,7 @@ class Diagnosis(Result):
     def headline(self) -> str:
         """The verdict in a few words."""
         first = self.findings[0]
-        about = BOTTLENECKS[first.name]
-        if first.cause in BESIDE_TRAINING:
-            about = in_words(first.cause)
+        about = in_words(BETWEEN) if first.cause == BETWEEN else BOTTLENECKS[first.name]
         is_blamed = first.rank is not None and first.name != "communication"
         return f"{first.name}{f' on rank {first.rank}' if is_blamed else ''} ({about})"
 
@@ -90,13 +88,8 @@ class Diagnosis(Result):
         do = f"{first.advice} In PyTorch: {code}" if code else first.advice
         return what, f"Why: {first.evidence}", f"Do: {do}"
 
-    @property
-    def details(self) -> Table:
-        """The full report: every finding with its time, evidence and advice, and the notes."""
-        return self.table()
-
     def table(self) -> Table:
-        """Return the findings, the costliest first."""
+        """Return the full report: every finding with its time, evidence and advice, and notes."""
         rows = []
         foot = [self.source, *self.notes, *self.caveats]
         for name, causes in self.not_judged.items():
@@ -121,5 +114,5 @@ class Diagnosis(Result):
         text = f"<b>{what}</b><div>{why}</div><div style='white-space:pre-wrap'>{do}</div>"
         code = self.findings[0].code
         copied = copy_buttons({"PyTorch": code}) if code else ""
-        more = self.details._repr_html_()
+        more = self.table()._repr_html_()
         return f"{text}{copied}<details><summary>all findings</summary>{more}</details>"

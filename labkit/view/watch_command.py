@@ -6,13 +6,12 @@ Its training loop is recorded from inside (`labkit.watching.hook`).
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from labkit.diagnosis.hot_lines import lines_of
-from labkit.diagnosis.wall_shares import shares_of
-from labkit.diagnosis.watched_script import ScriptVerdict, dropped_passes, judge_runs, runs_in
+from labkit.diagnosis.several_runs import ScriptVerdict, dropped_passes, judge_runs, runs_in
 from labkit.instruments.hangs import HangWatch, LiveHang
 from labkit.instruments.messages import say
 from labkit.instruments.telemetry_process import TELEMETRY, telemetry_beside
@@ -22,7 +21,7 @@ from labkit.process.leftovers import delete_run
 from labkit.results import saving
 from labkit.results.privacy import shown_command
 from labkit.results.run_data import RunData
-from labkit.stamps.events import FILE_NAME, events_named, now_ns
+from labkit.stamps.events import FILE_NAME, events_named
 from labkit.tuning.script_bench import runnable
 from labkit.view.display import told_of
 from labkit.watching.foreground import run_in_foreground
@@ -88,7 +87,6 @@ def watch_script(
     """
     command = runnable(command, "watch")
     stdout = 2 if quiet_stdout else None
-    start_ns = now_ns()
     try:
         folder = folders.new_run()
     except Exception as error:
@@ -102,7 +100,7 @@ def watch_script(
         for file in folder.glob(f"*/{TELEMETRY}"):
             file.unlink(missing_ok=True)  # which ends it
         try:
-            found = judged(folder, start_ns, code, hangs.last, headroom)
+            found = judged(folder, code, hangs.last, headroom)
         except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
             why = f"{type(error).__name__}: {error}"
             found = without_verdict(f"the verdict failed ({why}); the script ran to its end.")
@@ -123,16 +121,15 @@ def runs_with_telemetry(folder: Path) -> list[Path]:
     return runs
 
 
-def judged(folder: Path, start_ns: int, code: int, hang: LiveHang | None, headroom: bool) -> Judged:
+def judged(folder: Path, code: int, hang: LiveHang | None, headroom: bool) -> Judged:
     """Judge a script that has ended by what was recorded of it.
 
     `hang` is what it hung in at last, if it did; `headroom`: it was asked for.
     """
-    end_ns = now_ns()
     runs = runs_in(folder)
     if dropped := dropped_passes(runs):
         return without_verdict(dropped, bottleneck="input", seen="inside")
-    found = judge_runs(runs, start_ns, end_ns)
+    found = judge_runs(runs)
     if found is not None:
         return of_run(found, headroom)
     if hang is not None:
@@ -148,19 +145,15 @@ def judged(folder: Path, start_ns: int, code: int, hang: LiveHang | None, headro
 def of_run(found: ScriptVerdict, headroom: bool) -> Judged:
     """Return what is said of a script whose steps were seen."""
     run = found.run
-    verdict = found.ranks.verdict
-    shares = shares_of(run)
-    more = [f"whole time: {shares}"] if shares else []
-    if headroom:
-        more.append(found.headroom["text"] if found.headroom else TOO_SOON)
+    verdict = found.verdict
+    more = [found.headroom["text"] if found.headroom else TOO_SOON] if headroom else []
     values = verdict.to_dict() | {
         "evidence": verdict.evidence,
         "seen": "inside",
         "headroom": found.headroom,
         "record": str(run.path),
-        "lines": [line.to_dict() for line in lines_of(run).lines],
+        "lines": lines_of(run).to_dict()["lines"],
         "run": {name: value for name, value in run.to_dict().items() if name != "loss"},
-        "wall_shares": shares and asdict(shares),
     }
     return Judged(values, told_of(run, verdict, TO_TRY, *more), run)
 

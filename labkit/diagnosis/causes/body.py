@@ -8,9 +8,8 @@ from functools import partial
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis import wall_shares
 from labkit.diagnosis.evidence import Evidence, asked
-from labkit.diagnosis.findings import LOSS, WARNING, Finding, Remedy, cause, loss
+from labkit.diagnosis.findings import BETWEEN, LOSS, WARNING, Finding, Remedy, cause, loss
 from labkit.diagnosis.hot_lines import Line
 from labkit.instruments.growth import Grown
 
@@ -59,12 +58,12 @@ def lost_in_body(evidence: Evidence, share: float) -> float:
 
     That is `certain_share` of the time.
     """
-    return min(share * evidence.compute_share, max(1 - evidence.card.certain_share, 0.0))
+    return min(share * evidence.compute_share, max(1 - evidence.certain_share, 0.0))
 
 
 def sampled_by(evidence: Evidence) -> str:
     """Say by what a loop's body was measured."""
-    return f"{len(evidence.loop.lines)} sampled stacks, {evidence.source}"
+    return f"{len(evidence.lines)} sampled stacks, {evidence.source}"
 
 
 @cause(LOSS)
@@ -76,21 +75,20 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     Where copies take COPIES_LEAD of the time, fewer bytes are the remedy of floats: what pinned
     memory could hide is shorter then, and one more thread makes such a loop slower.
     """
-    lines = evidence.loop.lines
+    lines, moved, working = evidence.lines, evidence.batch_bytes, 1 - evidence.host_wait_share
     if evidence.kind != "gpu" or not evidence.compute_share:
         return None
     at_copies = lines.mask("body") & (lines.frame.kind == "copy")
     part = lines.frame.of_phase[at_copies].sum()
-    copying = part * (1 - evidence.host_wait_share)
+    copying = part * working
     copying_s = copying / evidence.compute_share * evidence.compute_us / 1e6
-    moved = evidence.batch.bytes
     if not copying or moved < limits.COPIES_BYTES_S * copying_s:
         return None
     lost = min(copying, lost_in_body(evidence, part))
     worst = lines.rows(at_copies)[:3]
     seen = f"of the time the host waits for the copy of a batch to the device, in {worst[0].what}"
     seen += f" ({moved / 2**20:.0f} MiB a batch, at {moved / copying_s / 1e9:.1f} GB/s)"
-    are_floats = evidence.batch.known("dtype") in (None, "float32", "float64")
+    are_floats = evidence.known("batch_dtype") in (None, "float32", "float64")
     remedy = FEWER_BYTES if lost > limits.COPIES_LEAD and are_floats else PIN_MEMORY
     return loss("transfer", "copies", lost, seen, sampled_by(evidence), remedy, lines=worst)
 
@@ -146,16 +144,15 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     regular long steps. It costs its share of the sampled stacks; on a GPU, which may work meanwhile
     on what is queued, at most that.
     """
-    loop = evidence.loop
-    drift = asked(longer_and_longer, evidence)
+    lines, drift = evidence.lines, asked(longer_and_longer, evidence)
     lost = lost_in_body(evidence, evidence.body.get(part, 0.0))
     if not lost or (drift and drift.lost_share > lost / 2):
         return None  # it may be what makes the steps longer and longer: said there
-    mask = loop.lines.mask("body", part)
-    there = loop.lines.frame[mask]
-    every = period(there.step.to_numpy(), there.share.to_numpy(), loop.spent)
+    mask = lines.mask("body", part)
+    there = lines.frame[mask]
+    every = period(there.step.to_numpy(), there.share.to_numpy(), evidence.body_s)
     words, remedy = BESIDES[part]
-    rows = loop.lines.rows(mask)[:3]
+    rows = lines.rows(mask)[:3]
     seen = f"of the time the body of the loop is not training but {words}, most of it in "
     seen += rows[0].what + (f", every {every} steps" if every else "")
     name = "periodic" if every else part
@@ -187,20 +184,19 @@ KEEP_NUMBERS = Remedy(
 def longer_and_longer(evidence: Evidence) -> Finding | None:
     """A watched loop's steps take longer and longer: cause "drift".
 
-    It is found where the last fifth of the steps takes DRIFT times the first, and a variable was
+    It is found where the last fifth of the steps takes `DRIFT` times the first, and a variable was
     seen to grow or no other program DISTURBS the loop. Batches that grow as much explain it. It
     costs what the later steps take beyond the first.
     """
-    drift = evidence.loop.drift
-    grown = asked(kept, evidence)
-    is_alone = evidence.crowded_by <= limits.DISTURBS
-    if drift is None or drift.growth < limits.DRIFT or not (grown or is_alone):
+    growth, grown = evidence.growth, kept(evidence)
+    if not grown and evidence.crowded_by > limits.DISTURBS:
         return None
     grown = grown or Finding("host", "drift", remedies=(KEEP_LESS,))
-    seen = f"The last steps take {drift.growth:.1f}x as long as the first ({evidence.source}). "
-    lines = evidence.loop.lines
+    seen = f"The last steps take {growth:.1f}x as long as the first ({evidence.source}). "
+    lines = evidence.lines
     rows = grown.lines + lines.rows(lines.mask("body"))[:3]
-    return replace(grown, lost_share=drift.share, evidence=seen + grown.evidence, lines=rows)
+    lost = evidence.grown_share
+    return replace(grown, lost_share=lost, evidence=seen + grown.evidence, lines=rows)
 
 
 @cause(WARNING)
@@ -210,10 +206,10 @@ def kept(evidence: Evidence) -> Finding | None:
     Cause "drift", where a variable grows that holds graphs of tensors, or BLAMED of the memory that
     the program gained.
     """
-    growth = evidence.growth
-    variable = max(growth.variables, key=lambda each: (each["graph"], bytes_of(each)), default=None)
-    risen = growth.known("late_gib")
-    least = limits.BLAMED * (risen - growth.early_gib) * 2**30 if risen else np.inf
+    grown = evidence.variables
+    variable = max(grown, key=lambda each: (each["graph"], bytes_of(each)), default=None)
+    risen = evidence.known("late_gib")
+    least = limits.BLAMED * (risen - evidence.early_gib) * 2**30 if risen else np.inf
     if variable is None or not (variable["graph"] or bytes_of(variable) >= least):
         return None
     name = variable["name"]
@@ -235,36 +231,25 @@ def bytes_of(variable: Grown) -> float:
 
 # -- beside the loop -----------------------------------------------------------------------------
 
-REMEDIES = {  # by the part of a script's time; with underscores these are the causes
-    wall_shares.VALIDATION: Remedy(
-        "validate_less",
-        "Validate in `with torch.inference_mode():`, after model.eval(): it needs no gradients. "
-        "Then less often, on a part of the data, or with larger batches and workers for its "
-        "DataLoader.",
-        "lines",
-    ),
-    wall_shares.BETWEEN: Remedy(
-        "less_between",
-        'Look at the lines whose phase is "between", and run them less often: checkpoints, '
-        "metrics, plots, a loader that is built anew.",
-        "lines",
-    ),
-}
+LESS_BETWEEN = Remedy(
+    "less_between",
+    "Run less often what stands there: checkpoints, metrics, plots, a loader that is built anew. "
+    "Validate in `with torch.inference_mode():`, after model.eval(), on a part of the data, or "
+    "with larger batches and workers for its DataLoader.",
+    "lines",
+)
 
 
 @cause(LOSS)
-def beside_training(evidence: Evidence) -> Finding | None:
-    """A script spends much of its time on validation, or between its epochs.
+def between_epochs(evidence: Evidence) -> Finding | None:
+    """A script spends `BESIDE` of its time or more between its passes over the loader.
 
-    Cause "validation" or "between_epochs", the larger, where it takes BESIDE of the time from the
-    first batch to the last or more. It costs all of that.
+    Cause "between_epochs": validation, checkpoints. It costs all of that.
     """
-    whole = evidence.whole
-    part = max(REMEDIES, key=whole.share)
-    if whole.share(part) < limits.BESIDE * whole.running:
+    if not evidence.beside_share:
         return None
-    share = whole.share(part) / whole.running
-    place = whole.place(part)
-    seen = f"of the time after the start is {part}{f' ({place})' if place else ''}"
-    name = part.replace(" ", "_")
-    return loss("host", name, share, seen, "passes over loaders", REMEDIES[part])
+    rows = evidence.lines.rows(evidence.lines.mask("between"))[:3]
+    seen = "of the time is between the passes over the loader, as validation and checkpoints are"
+    seen += f", most of it in {rows[0].what}" if rows else ""
+    lost, by = evidence.beside_share, "passes over the loader"
+    return loss("host", BETWEEN, lost, seen, by, LESS_BETWEEN, lines=rows)

@@ -23,7 +23,7 @@ def full_precision(evidence: Evidence) -> Finding | None:
 
     It costs what the same step, tried in BF16 after the run, saved.
     """
-    speedup = evidence.xray.bf16_speedup
+    speedup = evidence.xray.get("bf16_speedup") or 0.0
     if speedup <= 1:
         return None
     lost = (1 - 1 / speedup) * evidence.compute_share
@@ -39,7 +39,7 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
     saves.
     """
     kernels, formats = evidence.kernels, evidence.known("formats")
-    could = kernels.eligible_share - kernels.tensor_core_share
+    could = (kernels.tensor_core_eligible_share or 0.0) - (kernels.tensor_core_share or 0.0)
     if asked(full_precision, evidence) or formats == ():
         return None
     lost = max(0.0, could) * limits.HALF_SAVED * evidence.compute_share
@@ -61,8 +61,7 @@ def elementwise(evidence: Evidence) -> Finding:
 
     It costs what one fused pass over each chain would save.
     """
-    xray = evidence.xray
-    lost = xray.share(xray.fusible_us) * evidence.compute_share
+    lost = evidence.in_xray("fusible_us") * evidence.compute_share
     seen = "of the time goes to passes over memory that one fused pass would save"
     name, remedies = "elementwise_chains", larger_kernels(evidence)
     return loss("memory_bandwidth", name, lost, seen, evidence.inside, *remedies)
@@ -82,7 +81,7 @@ def padding(evidence: Evidence) -> Finding:
 
     It costs at most the share of the tokens that are filler, of the compute.
     """
-    filler = evidence.padding_share
+    filler = evidence.padding
     lost = filler * evidence.compute_share
     seen = f"of the time, at most, is spent on padding, {percent(filler)} of the tokens"
     return loss("compute", "padding", lost, seen, f"lengths, {evidence.source}", PAD_LESS)
@@ -98,15 +97,13 @@ COOLER = Remedy(
 def throttled(evidence: Evidence) -> Finding | None:
     """Heat holds the card's clock down: it is busy, and slower than it could be. Cause "throttle".
 
-    It is found where HELD_DOWN of the readings or more show it.
+    It is found where HELD_DOWN of the readings or more show it. What it costs is not known.
     """
-    heat = evidence.card.heat
-    if heat.share < limits.HELD_DOWN:
+    if evidence.heat < limits.HELD_DOWN:
         return None
-    lost = heat.share * heat.slower * evidence.compute_share
-    seen = "of the time goes to a clock that heat or a power brake holds down, by "
-    seen += f"{heat.share:.0%} of the readings"
-    return loss("compute", "throttle", lost, seen, "NVML's clock reasons", COOLER)
+    seen = f"Heat or a power brake holds the clock down in {evidence.heat:.0%} of the readings "
+    seen += "(NVML's clock reasons)."
+    return Finding("compute", "throttle", evidence=seen, remedies=(COOLER,))
 
 
 SINGLE_PRECISION = Remedy(
@@ -154,17 +151,6 @@ NOTHING_LEFT = (
     "Nothing in the pipeline holds the device back: what is left is a larger batch (notebook 04 "
     "Batch sizing), a smaller model or a faster device."
 )
-USE_THE_CARD = Remedy(
-    "use_the_card",
-    "Train on the GPU: move the model before its optimizer is made, and each batch in the loop. A "
-    "Trainer, Accelerate and Lightning do both themselves, without use_cpu=True, cpu=True or "
-    "accelerator='cpu'. If torch sees no device, `labkit machine` says why. Many small operators "
-    "can be slower there than on the CPU. What it brings is unknown: measure it with a run before "
-    "and after.",
-    code='# device = torch.accelerator.current_accelerator(check_available=True) or "cpu"\n'
-    "# model = model.to(device)  # before the optimizer is made\n"
-    "# and in the loop, each tensor of a batch: x = x.to(device)\n",
-)
 PROFILE_THE_OPERATORS = (
     "A watched loop sees the waiting for data, the lines of its body and the cores, and finds no "
     "loss there. It does not see inside the operators: profile a few steps with torch.profiler. If "
@@ -181,6 +167,5 @@ def nothing_lost(evidence: Evidence, losses: dict[str, float]) -> Finding:
     seen = f"{evidence.compute_share:.0%} of the time the loop computes, and no loss reaches its "
     seen += f"threshold; the nearest is {name} with {losses[name]:.0%} (threshold {limit[name]:.0%}"
     seen += f"; {evidence.source})."
-    remedies = (USE_THE_CARD,) if evidence.known("spare_card") else ()
-    advice = PROFILE_THE_OPERATORS if evidence.known("loop") else NOTHING_LEFT
-    return Finding("compute", DEVICE_LIMIT, evidence=seen, remedies=remedies, advice=advice)
+    advice = PROFILE_THE_OPERATORS if evidence.watched else NOTHING_LEFT
+    return Finding("compute", DEVICE_LIMIT, evidence=seen, advice=advice)

@@ -23,11 +23,6 @@ FUSED = Remedy(
     "launches",
     {"fused_optimizer": True},
 )
-LARGER_BATCH = Remedy(
-    "larger_batch",
-    "Give each kernel more to do: a larger batch. It is another training: tune the learning rate.",
-    "batch",
-)
 
 
 def larger_kernels(evidence: Evidence) -> tuple[Remedy, ...]:
@@ -36,9 +31,9 @@ def larger_kernels(evidence: Evidence) -> tuple[Remedy, ...]:
     A graph's next replay overwrites the gradients that accumulation has to keep: PyTorch raises
     (pytorch/pytorch#169545).
     """
-    code, knobs = evidence.code, evidence.knobs
+    knobs = evidence.knobs
     found = []
-    if evidence.compiles and not (knobs.get("compile") or code.is_compiled):
+    if evidence.compiles and not (knobs.get("compile") or evidence.is_compiled):
         has_graphs = evidence.kind == "gpu" and knobs.get("accumulation_steps") == 1
         compiled = Remedy(
             "compile",
@@ -49,7 +44,7 @@ def larger_kernels(evidence: Evidence) -> tuple[Remedy, ...]:
             {"compile": "reduce-overhead" if has_graphs else "default"},
         )
         found.append(compiled)
-    if evidence.trains and code.may_fuse and not knobs.get("fused_optimizer"):
+    if knobs.get("fused_optimizer") is False:
         found.append(FUSED)
     return tuple(found)
 
@@ -61,13 +56,13 @@ def tiny_operators(evidence: Evidence) -> Finding | None:
     It costs the share of the x-ray's steps between operators and in those of under 10 µs, times the
     share of the time spent on compute.
     """
-    xray = evidence.xray
+    # The profiler's own cost (1 to 2 µs an operator) is in it: the threshold was calibrated so
+    lost = evidence.compute_share * evidence.in_xray("gap_us", "tiny_us")
     if evidence.kind != "cpu":
         return None
-    # The profiler's own cost (1 to 2 µs an operator) is in it: the threshold was calibrated so
-    lost = evidence.compute_share * xray.share(xray.gap_us + xray.tiny_us)
+    count = evidence.xray.get("tiny_ops") or 0
     seen = "of the time, inside the compute, goes to Python and to dispatching "
-    seen += f"{xray.tiny_ops:g} operators of under 10 µs per step"
+    seen += f"{count:g} operators of under 10 µs per step"
     remedies = (MORE_PER_CALL, *larger_kernels(evidence))
     name = "Python_and_tiny_operators"
     return loss("launch", name, lost, seen, evidence.inside, *remedies)
@@ -93,11 +88,10 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     """
     busy, kernels = evidence.compute_share, evidence.known("kernels")
     if kernels is not None:
-        idle = evidence.gap_share
+        idle = max(0.0, 1 - kernels.kernel_us / max(evidence.compute_us, 1e-9))
         told = f"kernels take {kernels.kernel_us / 1e3:.1f} of {evidence.compute_us / 1e3:.1f} ms"
     else:
-        witness = evidence.card.witness
-        idle, told = 0.0 if witness.works else 1 - witness.share, witness.said
+        told, idle = evidence.witness
     if not idle:
         return None
     seen = f"of the time, while the device is busy by its events, it waits or does little: {told}"
@@ -107,10 +101,10 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     besides += copying.lost_share if copying else 0.0
     lost = max(0.0, idle * busy - besides)
     name, rows = "gaps_or_small_kernels", ()
-    remedies = (*larger_kernels(evidence), LARGER_BATCH)
+    remedies = (*larger_kernels(evidence), MORE_PER_CALL)
     waits = evidence.body.get("sync", 0.0)
     if waits >= limits.WORTH_NAMING["launch"]:
-        lines = evidence.loop.lines
+        lines = evidence.lines
         name, rows = "sync", lines.rows(lines.mask("body", "sync"))[:3]
         seen += f"; for {waits:.0%} of its body the host waits in {rows[0].what}"
         remedies = (NO_SYNCHRONISING, *remedies)
@@ -146,7 +140,7 @@ def host_work(evidence: Evidence) -> Finding:
     if evidence.known("trace") is not None:
         seen = "of the time the device waits while the host issues work: in operators, in calls of "
         seen += "the runtime, in Python between them"
-        name, remedies = "issuing_work", (*larger_kernels(evidence), LARGER_BATCH)
+        name, remedies = "issuing_work", (*larger_kernels(evidence), MORE_PER_CALL)
     return loss("launch", name, lost, seen, evidence.source, *remedies)
 
 
@@ -157,7 +151,7 @@ def outside_pytorch(evidence: Evidence) -> Finding | None:
     Cause "data_prepared_outside_a_DataLoader", where a function's name says so (`PREPARES`); else
     "host_work". It costs the share of the time spent so.
     """
-    names = ", ".join(evidence.trace.outside_where)
+    names = ", ".join(evidence.trace.host_where)
     seen = "of the time the device waits for host work outside of PyTorch"
     seen += f", most of it in {names}" if names else ""
     name, why, remedy = "host", "host_work", OUT_OF_THE_LOOP
@@ -180,13 +174,13 @@ def collectives(evidence: Evidence) -> Finding | None:
     Cause "exposed_collectives". It costs the share of the time in which nothing else runs.
     """
     lost = evidence.communication_share
-    late = evidence.trace.known("late_rank")
     if not lost:
         return None
-    seen = "of the time only collectives run, hidden behind no compute"
-    remedy = OVERLAP_EXCHANGE
+    seen, remedy = "of the time only collectives run, hidden behind no compute", OVERLAP_EXCHANGE
+    ranks = evidence.known("ranks")
+    late = ranks and ranks.straggler
     if late is not None:
-        seen += f"; {evidence.trace.late_said}"
+        seen += f"; {ranks.headline}"
         look = f"Look into the trace of rank {late} first: the others wait for it."
         remedy = Remedy("look_into_the_late_trace", look, "ranks")
     name = "exposed_collectives"

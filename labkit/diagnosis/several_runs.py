@@ -1,4 +1,4 @@
-"""What holds several ranks back, and which of them: the slow one is not the one that waits.
+"""What holds back several runs that belong together: the ranks of a job, the loops of a script.
 
 Ranks that train together meet once a step, in the exchange of their gradients. A rank that is short
 of data looks idle, the others busy, in an all-reduce that cannot complete before the last rank has
@@ -7,8 +7,10 @@ all its gradients. So the late rank is the one that takes longest for its own pa
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -17,9 +19,12 @@ from labkit.diagnosis.findings import Finding, Remedy, loss
 from labkit.diagnosis.judge import of_run
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
+from labkit.process.leftovers import recover_loop
 from labkit.results.core_use import CoreUse
-from labkit.results.ranks import RankTimes
+from labkit.results.ranks import RankTimes, rank_times
 from labkit.results.run_data import RunData
+from labkit.stamps.record import Event
+from labkit.watching.run_folders import folders_in, rank_of
 
 EXCHANGE_LESS = Remedy(
     "exchange_less",
@@ -36,21 +41,14 @@ LOOK_AT_IT = Remedy(
     "runs there, its clock and its batches' sizes.",
     "ranks",
 )
+LEAST_PASSES = 5  # of one batch: fewer look at what a batch is
 
 
-@dataclass(frozen=True)
-class RanksVerdict:
-    """What holds several ranks back."""
-
-    rank: int  # the one whose record says why
-    verdict: Diagnosis
-    own: Mapping[int, Diagnosis]  # of each rank, judged alone
-
-
-def of_ranks(runs: Mapping[int, RunData], times: RankTimes | None) -> RanksVerdict:
+def of_ranks(runs: Mapping[int, RunData], times: RankTimes | None) -> tuple[int, Diagnosis]:
     """Name what holds ranks back, from the run of each and where their steps went together.
 
-    Then comes what the rank to blame shows when it is judged alone.
+    Then comes what the rank to blame, which is returned before the verdict, shows when it is judged
+    alone.
     """
     cores = {rank: CoreUse.of(run).own or 0.0 for rank, run in sorted(runs.items())}
     own = {rank: of_run(runs[rank], sum(cores.values()) - cores[rank]) for rank in cores}
@@ -64,7 +62,7 @@ def of_ranks(runs: Mapping[int, RunData], times: RankTimes | None) -> RanksVerdi
     elif len(own) > 1:
         note = f"No one of the {len(own)} ranks is seen to be late: this is of rank {rank} alone."
         verdict = replace(verdict, notes=(*verdict.notes, note))
-    return RanksVerdict(rank, verdict, own)
+    return rank, verdict
 
 
 def between_ranks(times: RankTimes) -> list[Finding]:
@@ -94,7 +92,62 @@ def between_ranks(times: RankTimes) -> list[Finding]:
     by = "stamps in DDP's communication hook"
     name = "the_exchange_is_not_hidden"
     exchange = loss("communication", name, lost, seen, by, EXCHANGE_LESS)
-    least = limits.WORTH_NAMING
-    found = [is_late] if longer >= least["straggler"] else []
-    found += [exchange] if lost >= least["communication"] else []
-    return sorted(found, key=lambda each: -each.lost_share)
+    found = sorted((is_late, exchange), key=lambda each: -each.lost_share)
+    return [each for each in found if each.lost_share >= limits.WORTH_NAMING[each.name]]
+
+
+# -- the loops of a watched script -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ScriptVerdict:
+    """What was found about the longest loop of a script that trains."""
+
+    run: RunData  # whose record says why
+    verdict: Diagnosis
+    headroom: Event | None  # what replay found; None where no loop was replayed
+
+
+def runs_in(folder: Path) -> list[RunData]:
+    """Return the runs of a script that can be read."""
+    found = []
+    for each in folders_in(folder):
+        with contextlib.suppress(ValueError, OSError):
+            recover_loop(each)
+            found.append(run := RunData(each))
+            run.follow()
+    return found
+
+
+def dropped_passes(runs: list[RunData]) -> str:
+    """Say that a script makes an iterator for each batch, `next(iter(loader))`; "" where none does.
+
+    That is one of which no loop that trains was recorded, but passes that ended before a step.
+    """
+    passes = max((len(run.passes_ended) for run in runs if not run.steps), default=0)
+    if passes < LEAST_PASSES or any(run.steps and trains(run) for run in runs):
+        return ""
+    return (
+        f"a new iterator is made for each batch ({passes} times), which starts the workers and "
+        "draws an order. Loop over the loader, or take all batches of an epoch from one iterator."
+    )
+
+
+def judge_runs(runs: list[RunData]) -> ScriptVerdict | None:
+    """Judge the longest loop that trains; of several ranks, that of all of them.
+
+    None where no run has a step.
+    """
+    runs = sorted((run for run in runs if run.steps), key=lambda run: (trains(run), run.length_s))
+    if not runs:
+        return None
+    longest = {rank_of(run.path): run for run in runs}
+    rank, verdict = of_ranks(longest, rank_times(longest))
+    replayed = [run.event("headroom") for run in runs]
+    headroom = next(filter(None, reversed(replayed)), None)
+    return ScriptVerdict(longest[rank], verdict, headroom)
+
+
+def trains(run: RunData) -> bool:
+    """Return whether an optimizer is known to have made a step within a run's loop."""
+    return any(event.get("trains") for event in run.passes_ended)
