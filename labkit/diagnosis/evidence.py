@@ -7,7 +7,7 @@ measured raises `NotMeasured`: a cause that does so is not judged, and the verdi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.loader_code import LoopCode
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from labkit.diagnosis.hot_lines import Lines
-    from labkit.diagnosis.witnesses import Witness
     from labkit.instruments.growth import Grown
     from labkit.traces.breakdown import Breakdown
     from labkit.traces.ranks import RankTraces
@@ -31,6 +30,13 @@ Found = TypeVar("Found")
 
 class NotMeasured(AttributeError):
     """A cause asked for what was not measured; its text is the name of the field."""
+
+
+class Witness(NamedTuple):
+    """One instrument's word on the time that the events call busy."""
+
+    said: str  # what it measured, and against which threshold
+    idle: float | None  # share of that time in which the device waited; None: it cannot tell
 
 
 class Evidence:
@@ -82,7 +88,6 @@ class Evidence:
     worker_cpu: float  # CPU time over the time that one prepares items; above 1 with more threads
     worker_idle: float  # time in which the average worker had no batch to make
     library_threads: int = 0  # that compute in each beside its own; 0: none, or not counted
-    slowest: str = ""  # the slowest items that they prepared, in words
     hang: Hang  # of a worker that had work, and finished no item
 
     # A watched loop
@@ -94,9 +99,7 @@ class Evidence:
     growth: float  # of its last steps over the first, where they take longer and longer
     grown_share: float  # what they take beyond the first
     variables: Sequence[Grown] = ()  # that grew
-    # GiB that its processes held, early and late, where this rose to the end
-    early_gib: float
-    late_gib: float
+    risen_gib: float  # that its processes held in the end beyond what they held early, if much
     weights_dtype: str  # of most of what it trains, as "float32"
     spare_card: str  # the name of a GPU here that its model on the CPU leaves alone
     batch_dtype: str  # of the largest array in its first batch
@@ -130,10 +133,11 @@ class Evidence:
 
     def in_xray(self, *times: str) -> float:
         """Return the share (0 to 1) of the compute that these times of the x-ray make up."""
-        spent = [self.xray.get(name) for name in times]
-        if None in spent:
+        known: list[Any] = [self.xray.get(name) for name in (*times, "window_us")]
+        if None in known:
             raise NotMeasured(*times)
-        return min(1.0, sum(spent) / max(self.xray.get("window_us") or 0.0, 1e-9))
+        *spent, whole = known
+        return min(1.0, sum(spent) / max(whole, 1e-9))
 
     @property
     def num_workers(self) -> int | None:

@@ -16,6 +16,10 @@ from labkit.diagnosis.evidence import Evidence, NotMeasured, asked
 from labkit.diagnosis.hot_lines import Line
 from labkit.knobs import Setting
 
+LOOK_INSIDE = (
+    "Look inside a few steps: run a pipeline with xray=True and 20 steps or more; of a loop of "
+    "yours record them with torch.profiler, and give the trace to lk.diagnose."
+)
 HIGHEST_LOSS = 0.98  # of the time; more would promise an absurd gain
 BOTTLENECKS = {  # every name that a diagnosis can give
     "input": "waiting for data",
@@ -66,7 +70,6 @@ CAUSES_OF = {  # {page of the folder `symptoms` beside the notebooks: the causes
         "busy_is_an_upper_bound",
         "device_not_timed",
         "body_not_seen",
-        "instruments_disagree",
         "published",
     ),
     "padding": ("padding",),

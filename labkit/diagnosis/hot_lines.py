@@ -152,7 +152,7 @@ class Lines(Result):
             for line in self.lines
             if line.share >= LEAST_SHOWN
         ]
-        parts = [f"{share:.0%} {part}" for part, share in self.body.items() if share >= LEAST_SHOWN]
+        parts = [f"{share:.0%} {part}" for part, share in self.body.items()]
         sampled = f"{len(self)} stacks sampled; shares of the loop's time, of workers of theirs"
         return Table(
             rows,

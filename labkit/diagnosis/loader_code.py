@@ -19,11 +19,6 @@ CLASS = re.compile(r"(|([^\W\d]\w{0,50}\.){0,3}[A-Z]\w{0,50})")  # what else is 
 LITERAL = re.compile(r"-?\d{1,18}(\.\d{1,18})?|'(fork|spawn|forkserver)'")
 
 
-def as_comment(code: str) -> str:
-    """Return code as an example, in comments: it has names that a script may not have."""
-    return re.sub("(?m)^(?!#|$)", "# ", code)
-
-
 def code_in(text: object, *patterns: re.Pattern[str]) -> str | None:
     """Return a record's text if it is what one of the patterns allows."""
     if not isinstance(text, str) or text in keyword.kwlist[3:]:  # all but False, None and True
@@ -83,5 +78,5 @@ class LoopCode:
         call = call_lines(self.call or "DataLoader", [dataset or "dataset", *named], len(loader))
         line = f"{loader} = {call}\n"
         if None in (dataset, *known.values()):
-            return as_comment(line)
+            return re.sub("(?m)^(?!#|$)", "# ", line)
         return line if self.call else f"from torch.utils.data import DataLoader\n\n{line}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,6 @@ from labkit.process.leftovers import recover_loop
 from labkit.results.core_use import CoreUse
 from labkit.results.ranks import RankTimes, rank_times
 from labkit.results.run_data import RunData
-from labkit.stamps.record import Event
 from labkit.watching.run_folders import folders_in, rank_of
 
 EXCHANGE_LESS = Remedy(
@@ -59,9 +58,6 @@ def of_ranks(runs: Mapping[int, RunData], times: RankTimes | None) -> tuple[int,
     if found:
         alone = (each for each in verdict.findings if each.lost_share)
         verdict = replace(verdict, findings=(*map(worded, found), *alone))
-    elif len(own) > 1:
-        note = f"No one of the {len(own)} ranks is seen to be late: this is of rank {rank} alone."
-        verdict = replace(verdict, notes=(*verdict.notes, note))
     return rank, verdict
 
 
@@ -99,15 +95,6 @@ def between_ranks(times: RankTimes) -> list[Finding]:
 # -- the loops of a watched script -----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ScriptVerdict:
-    """What was found about the longest loop of a script that trains."""
-
-    run: RunData  # whose record says why
-    verdict: Diagnosis
-    headroom: Event | None  # what replay found; None where no loop was replayed
-
-
 def runs_in(folder: Path) -> list[RunData]:
     """Return the runs of a script that can be read."""
     found = []
@@ -133,19 +120,17 @@ def dropped_passes(runs: list[RunData]) -> str:
     )
 
 
-def judge_runs(runs: list[RunData]) -> ScriptVerdict | None:
+def judge_runs(runs: list[RunData]) -> tuple[RunData, Diagnosis] | None:
     """Judge the longest loop that trains; of several ranks, that of all of them.
 
-    None where no run has a step.
+    Before the verdict stands the run whose record says why. None where no run has a step.
     """
     runs = sorted((run for run in runs if run.steps), key=lambda run: (trains(run), run.length_s))
     if not runs:
         return None
     longest = {rank_of(run.path): run for run in runs}
     rank, verdict = of_ranks(longest, rank_times(longest))
-    replayed = [run.event("headroom") for run in runs]
-    headroom = next(filter(None, reversed(replayed)), None)
-    return ScriptVerdict(longest[rank], verdict, headroom)
+    return longest[rank], verdict
 
 
 def trains(run: RunData) -> bool:

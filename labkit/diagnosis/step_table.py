@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.evidence import Evidence, Witness
 from labkit.diagnosis.hot_lines import lines_of
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.trace_evidence import of_gpu
-from labkit.diagnosis.witnesses import heat_of, witness_of
 from labkit.instruments.card_formats import tensor_formats
 from labkit.prediction.prediction import recommend_prefetch, recommend_workers
 from labkit.results.core_use import CoreUse
@@ -23,6 +22,11 @@ from labkit.traces.read import xray_of
 # Share of the time spent waiting for data from which it is asked how many workers would be best
 WORTH_A_LOOK = limits.WORTH_NAMING["input"] / 2
 OF_RUN = ("batch_dtype", "launches_only", "mfu", "padding", "peak", "weights_dtype")  # as they are
+
+# NVML's clocks event reasons: slowdown by the hardware, by heat (software, hardware), power brake.
+# The power limit does not count: a card that works hard is held to it
+HEAT = 0x8 | 0x20 | 0x40 | 0x80
+LAGS_S = 1.0  # NVML's power is the mean of the last second (nvmlDeviceGetPowerUsage, Ampere)
 
 
 class StepTable:
@@ -38,10 +42,9 @@ class StepTable:
         self.steps = len(parts) if parts.any() else 0  # stamps may show no time
         self.seconds = float(parts.sum())
         self.known = known_of(run, parts, ranks_cores)
-        table = np.column_stack([parts, np.ones(len(parts))])
-        blocks = np.arange(0, len(parts), max(1, -(-len(parts) // limits.MOST_DRAWN)))
-        self.rows = len(blocks)
-        self.table = np.add.reduceat(table, blocks) if self.rows else table
+        rows = np.column_stack([parts, np.ones(len(parts))])
+        blocks = np.array_split(rows, min(len(rows), limits.MOST_DRAWN) or 1)
+        self.table = np.array([block.sum(axis=0) for block in blocks])
 
     def evidence(self, rows: np.ndarray | slice = slice(None)) -> Evidence:
         """Return the evidence of all steps, or of the given rows (a resampled run)."""
@@ -112,7 +115,6 @@ def _of_workers(run: RunData) -> dict[str, Any]:
         "worker_idle": rows.idle_share.mean(),
         "library_threads": int(rows.library_threads.max()),
         "hang": hang if hang and hang.worker is not None else None,  # the loop's own
-        "slowest": seen.slowest,
     }
 
 
@@ -129,6 +131,57 @@ def _of_epochs(run: RunData) -> dict[str, float]:
         "epoch_starts": float(wait_s[firsts[1:]].sum() / wall_s),
         "first_epoch": float(longer_s / wall_s) if is_known else 0.0,
     }
+
+
+# -- a second witness of a busy GPU ----------------------------------------------------------------
+# Did it work, or wait between kernels for the next launch? A pair of events counts a GPU as busy
+# from a step's first kernel to its last, gaps included. Where no x-ray looked inside, one of these
+# can tell, the surest first: the host that ran ahead (stamps), the SMs (GPM counters of Hopper and
+# later cards), or the power the card drew.
+
+
+def heat_of(run: RunData) -> float | None:
+    """Return the share of the readings in which heat held a GPU's clock down; None: not read."""
+    _, reasons = readings_of(run, "clock_reasons")
+    known = reasons[np.isfinite(reasons)].astype(int)
+    return float(np.mean(known & HEAT > 0)) if len(known) else None
+
+
+def witness_of(run: RunData, heat: float) -> Witness | None:
+    """Return the surest word on a GPU run whose device was timed; None where it was not.
+
+    A clock that heat holds down for a share of the time, `heat`, draws little.
+    """
+    busy = run.utilization
+    if not busy:
+        return None
+    ahead, least = run.busy_at_least or 0.0, busy - limits.WORTH_NAMING["launch"]
+    said = f"for {ahead:.0%} of the time the device worked on a step that the host had issued in "
+    said += f"full (stamps; threshold {max(least, 0):.0%})"
+    words = [Witness(said, 0.0 if ahead > least else None)]
+    active = mean_of(run, "sm", run.warm_s, limits.MIN_READINGS)
+    if active is not None:
+        share = active / busy
+        said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that counts as busy (GPM"
+        words.append(_word(said, share, share, limits.SMS_WORK, limits.SMS_REST))
+    watts = mean_of(run, "power_w", run.warm_s + LAGS_S, limits.MIN_READINGS)
+    limit = mean_of(run, "power_limit_w")
+    if watts is not None and limit and heat < limits.HELD_DOWN:
+        # A card that waits draws little. While busy it drew at most what it is if it drew nothing
+        # else, and at least the mean
+        drawn = watts / limit
+        said = f"the card drew {drawn:.0%} of its power limit (NVML"
+        words.append(_word(said, drawn, drawn / busy, limits.POWER_WORKS, limits.POWER_RESTS))
+    return next((each for each in words if each.idle is not None), words[-1])
+
+
+def _word(said: str, least: float, most: float, works: float, rests: float) -> Witness:
+    """Judge a reading between `least` and `most`: from `works` on the device works."""
+    if least >= works:
+        return Witness(f"{said}; threshold {works:.0%})", 0.0)
+    if most < rests:
+        return Witness(f"{said}; threshold {rests:.0%})", 1 - most / works)
+    return Witness(f"{said}; between {rests:.0%} and {works:.0%} it tells nothing)", None)
 
 
 # -- a watched loop --------------------------------------------------------------------------------
@@ -172,15 +225,14 @@ def _beside(run: RunData) -> float | None:
 
 
 def _memory(run: RunData) -> dict[str, float]:
-    """Return the memory (GiB) of a run's processes, early and late, where it rose by SWELLS."""
+    """Return by how much the memory (GiB) of a run's processes rose, where that is by SWELLS."""
     _, held = readings_of(run, "rss_gib")
     known = held[np.isfinite(held)]
     if len(known) < limits.MEMORY_READINGS:
         return {}
     # The first fifth is the start: workers, caches
     _, early, *_, late = (float(np.median(part)) for part in np.array_split(known, 5))
-    is_risen = late >= (1 + limits.SWELLS) * early
-    return {"early_gib": early, "late_gib": late} if is_risen else {}
+    return {"risen_gib": late - early} if late >= (1 + limits.SWELLS) * early else {}
 
 
 def _growth(run: RunData, spent: np.ndarray) -> dict[str, float]:

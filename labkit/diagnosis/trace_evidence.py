@@ -61,4 +61,4 @@ def of_traces(ranks: RankTraces) -> Evidence:
 
 def of_gpu(trace: Breakdown | None) -> Breakdown | None:
     """Return a trace; None where there is none, or it could not look into a GPU."""
-    return trace if trace and trace.device_kind == "gpu" else None
+    return trace if trace and trace.device_kind == "gpu" and trace.kernel_us else None

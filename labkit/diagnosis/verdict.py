@@ -112,7 +112,6 @@ class Diagnosis(Result):
             place = html.escape(words)
             do = do.replace(place, f"<a href='{html.escape(address)}'>{place}</a>", 1)
         text = f"<b>{what}</b><div>{why}</div><div style='white-space:pre-wrap'>{do}</div>"
-        code = self.findings[0].code
-        copied = copy_buttons({"PyTorch": code}) if code else ""
+        copied = copy_buttons({"PyTorch": self.findings[0].code})  # none for an empty text
         more = self.table()._repr_html_()
         return f"{text}{copied}<details><summary>all findings</summary>{more}</details>"

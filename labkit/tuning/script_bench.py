@@ -89,7 +89,7 @@ class ScriptBench:
         self.epochs = len(loop.first_steps) > 1
         tuning.loader = Path(self.site).name
         tuning.code = LoopCode.of(loop.loop_code, loop.trainer)
-        tuning.verdict = judged and judged.verdict
+        tuning.verdict = judged and judged[1]
         tuning.start = of_loader(knobs_of(loop))
         tuning.unit = "samples/s" if "batch_size" in knobs_of(loop) else "batches/s"
         tuning.tried = [Trial(dict(tuning.start), outcomes=[outcome])]

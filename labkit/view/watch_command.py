@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from labkit.diagnosis.hot_lines import lines_of
-from labkit.diagnosis.several_runs import ScriptVerdict, dropped_passes, judge_runs, runs_in
+from labkit.diagnosis.several_runs import dropped_passes, judge_runs, runs_in
+from labkit.diagnosis.verdict import Diagnosis
 from labkit.instruments.hangs import HangWatch, LiveHang
 from labkit.instruments.messages import say
 from labkit.instruments.telemetry_process import TELEMETRY, telemetry_beside
@@ -131,7 +132,7 @@ def judged(folder: Path, code: int, hang: LiveHang | None, headroom: bool) -> Ju
         return without_verdict(dropped, bottleneck="input", seen="inside")
     found = judge_runs(runs)
     if found is not None:
-        return of_run(found, headroom)
+        return of_run(*found, headroom)
     if hang is not None:
         return without_verdict(f"before the first step was over, {hang.event['text']}")
     why = why_nothing(folder)
@@ -142,15 +143,14 @@ def judged(folder: Path, code: int, hang: LiveHang | None, headroom: bool) -> Ju
     return without_verdict(why)
 
 
-def of_run(found: ScriptVerdict, headroom: bool) -> Judged:
+def of_run(run: RunData, verdict: Diagnosis, headroom: bool) -> Judged:
     """Return what is said of a script whose steps were seen."""
-    run = found.run
-    verdict = found.verdict
-    more = [found.headroom["text"] if found.headroom else TOO_SOON] if headroom else []
+    replayed = run.event("headroom")
+    more = [replayed["text"] if replayed else TOO_SOON] if headroom else []
     values = verdict.to_dict() | {
         "evidence": verdict.evidence,
         "seen": "inside",
-        "headroom": found.headroom,
+        "headroom": replayed,
         "record": str(run.path),
         "lines": lines_of(run).to_dict()["lines"],
         "run": {name: value for name, value in run.to_dict().items() if name != "loss"},

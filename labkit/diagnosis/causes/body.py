@@ -208,15 +208,15 @@ def kept(evidence: Evidence) -> Finding | None:
     """
     grown = evidence.variables
     variable = max(grown, key=lambda each: (each["graph"], bytes_of(each)), default=None)
-    risen = evidence.known("late_gib")
-    least = limits.BLAMED * (risen - evidence.early_gib) * 2**30 if risen else np.inf
+    risen = evidence.known("risen_gib")
+    least = limits.BLAMED * risen * 2**30 if risen else np.inf
     if variable is None or not (variable["graph"] or bytes_of(variable) >= least):
         return None
     name = variable["name"]
     where = variable["file"], variable["line"], variable["function"]
     line = Line(*where, 0.0, "body", "python", name)
     seen = f"`{name}` in {line.address} grew from {variable['before']} to {variable['after']}"
-    seen += f", the program's memory rose to {risen:.2g} GiB" if risen else ""
+    seen += f", the program's memory rose by {risen:.2g} GiB" if risen else ""
     remedy = KEEP_LESS
     if variable["graph"]:
         seen += ", and it keeps tensors with the graphs that made them"

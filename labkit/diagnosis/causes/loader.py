@@ -139,8 +139,6 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     seen = f"{wait:.0%} of the time is spent waiting for the next batch ({evidence.source}). "
     if evidence.stalls:
         seen += f"{evidence.stall_share:.0%} of that falls into a tenth of the steps: stalls. "
-        if evidence.slowest:
-            seen += f"The slowest items are {evidence.slowest}. "
     lines = why.lines or loading_lines(evidence)
     if lines and not why.lines:
         seen += f"Most of making a batch is in {lines[0].what}. "
