@@ -237,11 +237,13 @@ def _memory(run: RunData) -> dict[str, float]:
 
 def _growth(run: RunData, spent: np.ndarray) -> dict[str, float]:
     """Return how steps that took `spent` s grow; {} where they do not, or their batches as much."""
+    if len(spent) < 5 * limits.MIN_STEPS:
+        return {}
     table = np.column_stack([spent, run.batch_bytes[run.warmup :]])  # NaN: not known
     middle = np.array([np.median(part, axis=0) for part in np.array_split(table, 5)])
     growth, of_batches = middle[-1] / np.maximum(middle[0], 1e-9)
     rises = (np.diff(middle[:, 0]) > 0).sum() >= 3 and growth >= limits.DRIFT
-    if len(spent) < 5 * limits.MIN_STEPS or not rises or of_batches >= limits.DRIFT:
+    if not rises or of_batches >= limits.DRIFT:
         return {}
     lost_s = np.clip(spent - middle[0, 0], 0, None).sum()
     return {"growth": float(growth), "grown_share": float(lost_s / (run.length_s - run.warm_s))}
