@@ -18,8 +18,7 @@ from labkit.diagnosis.findings import (
     found,
     not_judged,
 )
-from labkit.diagnosis.step_table import StepTable
-from labkit.diagnosis.trace_evidence import of_trace, of_traces
+from labkit.diagnosis.step_table import StepTable, of_trace, of_traces
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.results.run_data import RunData

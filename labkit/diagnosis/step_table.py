@@ -1,7 +1,8 @@
-"""From a run to its `Evidence`: what all of it shows, and its measured steps or a draw of them."""
+"""From a run or a trace to its `Evidence`; of a run also from a draw of its measured steps."""
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,14 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence, Witness
 from labkit.diagnosis.hot_lines import lines_of
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.trace_evidence import of_gpu
 from labkit.instruments.card_formats import tensor_formats
 from labkit.prediction.prediction import recommend_prefetch, recommend_workers
 from labkit.results.core_use import CoreUse
 from labkit.results.readings import mean_of, readings_of
 from labkit.results.run_data import RunData
 from labkit.stamps.step_classes import CLASSES, body_seconds, split_steps
-from labkit.traces.read import xray_of
+from labkit.text import counted
+from labkit.traces.read import Breakdown, RankTraces, xray_of
 
 # Share of the time spent waiting for data from which it is asked how many workers would be best
 WORTH_A_LOOK = limits.WORTH_NAMING["input"] / 2
@@ -247,3 +248,59 @@ def _growth(run: RunData, spent: np.ndarray) -> dict[str, float]:
         return {}
     lost_s = np.clip(spent - middle[0, 0], 0, None).sum()
     return {"growth": float(growth), "grown_share": float(lost_s / (run.length_s - run.warm_s))}
+
+
+# -- a trace ---------------------------------------------------------------------------------------
+
+# Of what ranks lose, all lose the least; what one loses more, the others spend in collectives,
+# waiting for it
+LOST_BY_ALL = ("wait_share", "copy_share", "launch_share", "outside_share")
+
+
+def of_trace(traced: Breakdown) -> Evidence:
+    """Return the evidence of a profiler's trace."""
+    shares = traced.shares
+    on_gpu = traced.device_kind == "gpu"
+    host = min(traced.host_work_us / traced.step_us, shares["other"])
+    sent = shares["communication"]
+    # Else the host's own collectives (Gloo) are all
+    exposed = min(traced.busy["exposed_comm"], sent) if traced.busy.get("comm_busy") else sent
+    # The others hide behind compute: on a GPU they are being issued, on a CPU they run
+    operators = shares["cpu_exec"] + sent - exposed
+    waits = shares["runtime"] + shares["other"] - host + (operators if on_gpu else 0.0)
+    # No cure for launches shortens the hardware's own hand-over from kernel to kernel
+    hand_over = min((traced.idle["kernel_wait_us"] or 0.0) / traced.step_us, waits)
+    compute = shares["kernel"] if on_gpu else operators
+    source = f"profiler trace {traced.source}, {counted(traced.steps, 'step')}"
+    return Evidence(
+        kind=traced.device_kind,
+        source=source,
+        inside=source,
+        wait_share=shares["dataloader"],
+        copy_share=shares["memcpy"] + shares["memset"],
+        compute_share=compute,
+        launch_share=waits - hand_over,
+        communication_share=exposed,
+        outside_share=host,
+        compute_us=traced.step_us * compute,
+        kernels=of_gpu(traced),
+        formats=tensor_formats(traced.device_name, traced.compute_capability),
+        trace=traced,
+    )
+
+
+def of_traces(ranks: RankTraces) -> Evidence:
+    """Return the evidence of a job from the traces of its ranks."""
+    first, *_ = each = [of_trace(rank) for rank in ranks]
+    return first.but(
+        source=f"profiler traces {ranks.source}, {len(each)} ranks",
+        ranks=ranks,
+        communication_share=fmean(one.communication_share for one in each),
+        compute_share=fmean(one.compute_share for one in each),
+        **{name: min(getattr(one, name) for one in each) for name in LOST_BY_ALL},
+    )
+
+
+def of_gpu(trace: Breakdown | None) -> Breakdown | None:
+    """Return a trace; None where there is none, or it could not look into a GPU."""
+    return trace if trace and trace.device_kind == "gpu" and trace.kernel_us else None
