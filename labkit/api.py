@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,11 +113,8 @@ class Ranks(LiveResult[RanksData], RanksData):
     def __len__(self) -> int:
         return len(self.data.runs)
 
-    def __iter__(self) -> Iterator[RankRun]:
-        return (RankRun(self, rank) for rank in self.data.runs)
-
     def __getitem__(self, index: int) -> RankRun:
-        return list(self)[index]
+        return RankRun(self, list(self.data.runs)[index])
 
     def diagnose(self) -> Diagnosis:
         """Name what holds the ranks back, and which of them does."""

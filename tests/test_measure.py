@@ -63,7 +63,7 @@ def locked():
         (product, {}, "missing a required argument: 'n'"),
         (product, {"n": 8, "size": 4}, "product.*unexpected keyword argument 'size'"),
         (product, {"n": 8, "device": "gpu"}, "device='gpu'"),
-        (locked(), {}, "lock .*cannot be sent"),
+        (locked(), {}, "uses_it .*cannot be sent .*lock"),
         ("roofline", {}, "function"),
         (lambda bench, title: None, {"title": ["a"]}, "argument title, as lk.measure has"),
     ],

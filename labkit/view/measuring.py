@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from labkit.api import Measurements, launch
@@ -69,10 +67,7 @@ def measure(
     RuntimeError where every row failed, or none was measured: another run has the device.
     """
     spec = Grid.of(function, grid, device)
-    used = inspect.getclosurevars(function)
-    parts = {**used.globals, **used.nonlocals, spec.name: function}
-    parts = {name: part for name, part in parts.items() if not isinstance(part, ModuleType)}
-    source = Source.of(spec.name, parts, "make it inside the function")
+    source = Source.of(spec.name, {spec.name: function}, "make it inside the function")
     drawing = {"x": x, "y": y, "by": by, "title": title, "beside": beside, "log": log}
     with held():
         started = launch(spec, source=source)
@@ -85,7 +80,7 @@ def measure(
         return wait_for_rows(started, Display())
 
 
-def peaks(*, again: bool = False, device: str = "auto") -> Peaks:
+def peaks(*, again: bool = False) -> Peaks:
     """Measure what this device reaches: its memory, and matrix products in each number format.
 
     The roofs of the roofline, and what `run.mfu` and `run.mbu` are held against from then on. They
@@ -93,7 +88,6 @@ def peaks(*, again: bool = False, device: str = "auto") -> Peaks:
 
     Args:
         again: Measure anew, in place of today's values.
-        device: As of `lk.measure`.
     """
 
     def peak(bench: Bench, of: str) -> dict[str, object]:
@@ -102,7 +96,7 @@ def peaks(*, again: bool = False, device: str = "auto") -> Peaks:
         return measured(bench, of, again=again)
 
     with held():
-        started = measure(peak, device=device, wait=False, of=list(ROOFS))
+        started = measure(peak, wait=False, of=list(ROOFS))
         return Peaks.of(wait_for_rows(started, Display()))
 
 

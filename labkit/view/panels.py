@@ -63,6 +63,8 @@ class PipelinePanel(Panel):
         super().__init__(controls, self.bars, self.view)
         self.pipeline = pipeline
         self.runs: list[Run] = []  # oldest first
+        self.before: Run | None = None  # the last with numbers when a run began
+        self.expected: Prediction | None = None  # of that run
         self._changed()
 
     # What is asked, and what has run
@@ -100,27 +102,26 @@ class PipelinePanel(Panel):
             return known
         self._show_busy(True, in_cell=True)
         try:
-            run, before, expected = self._begin(asked)
-            run.wait(each=self.view.update)
-            self._show(run, before, expected)
+            run = self._begin(asked).wait(each=self.view.update)
+            self._show(run)
         finally:
             self._show_busy(False)
         return run
 
     async def _once(self) -> None:
-        run, before, expected = self._begin(self.asked)
+        run = self._begin(self.asked)
         await self.follow(run, self.view.update)
-        self._show(run, before, expected)
+        self._show(run)
 
-    def _begin(self, asked: Pipeline) -> tuple[Run, Run | None, Prediction | None]:
-        """Start what is asked; return its run, the last one with numbers, what is expected."""
-        before = self.measured()
+    def _begin(self, asked: Pipeline) -> Run:
+        """Start what is asked; keep the last run with numbers, and what is expected."""
         run = self.launch(asked)
-        self.view.show_before(before)
+        self.before = self.measured()
+        self.expected = self.forecast(asked)
+        self.view.show_before(self.before)
         self.say("Running …")
-        expected = self.forecast(asked)
         self.runs.append(run)
-        return run, before, expected
+        return run
 
     # What is shown
 
@@ -137,17 +138,17 @@ class PipelinePanel(Panel):
         self.bars.value = said(str(found or UNMOVED))
         return found
 
-    def _show(self, run: Run, before: Run | None, expected: Prediction | None) -> None:
+    def _show(self, run: Run) -> None:
         """Show how `run` ended, what differs from the one before, and what had been expected."""
         self.view.update(run, repr(run))
         lines = [repr(run) if run.error or run.throughput is None else str(run.diagnose())]
-        if before is not None and run.throughput is not None:
-            compared = run.compare(before)
+        if self.before is not None and run.throughput is not None:
+            compared = run.compare(self.before)
             lines.append(f"Against the run before ({changes(compared)}): {compared.verdict}")
         lines += [f"{knob} was not applied: {why}." for knob, why in run.not_applied.items()]
         self.say("\n".join(lines), good=not run.error)
-        if run.throughput and expected and expected.throughput:
-            self.bars.value = said(f"It came to {run.throughput:,.0f} samples/s. {expected}")
+        if run.throughput and self.expected:
+            self.bars.value = said(f"It came to {run.throughput:,.0f} samples/s. {self.expected}")
         else:
             self._changed()
 

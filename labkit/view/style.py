@@ -63,7 +63,7 @@ EDGE_PT = 0.2  # so much is drawn around what is active in a lane: short interva
 RC = {
     "axes.prop_cycle": cycler(color=LINES),
     **dict.fromkeys(["text.color", "axes.edgecolor", "axes.labelcolor"], INK),
-    **dict.fromkeys(["xtick.color", "ytick.color", "hatch.color"], INK),
+    **dict.fromkeys(["xtick.color", "ytick.color"], INK),
     "font.size": 8.5,
     "lines.markersize": 4,
     "axes.titlesize": "medium",
@@ -100,8 +100,7 @@ class Picture(Figure):
 def png_of(figure: Figure) -> bytes:
     """Return a figure as PNG in few colours, on clear paper: to be read on a dark page as well."""
     drawn, packed = io.BytesIO(), io.BytesIO()
-    look = {"dpi": SHARPNESS * figure.dpi, "transparent": True}
-    figure.savefig(drawn, format="png", **look)
+    figure.savefig(drawn, format="png", dpi=SHARPNESS * figure.dpi, transparent=True)
     with Image.open(drawn) as image:
         image.quantize(PNG_COLOURS, Image.Quantize.FASTOCTREE).save(
             packed, format="png", optimize=True

@@ -118,8 +118,6 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
         live: Show a line while the loop runs and the diagnosis at its end; False only records.
         model: The module that the loop trains: in which number format its weights are.
     """
-    if model is not None and not hasattr(model, "register_forward_pre_hook"):
-        raise TypeError(f"lk.watch(model={type(model).__name__}): give it the torch.nn.Module.")
     check_iterable(loader, "lk.watch")
     caller = sys._getframe(1)
     made = (caller.f_code, caller.f_lineno, id(getattr(loader, "dataset", loader)))
