@@ -127,12 +127,11 @@ def _names_around(part: object) -> Names:
 
     Of several names of an object the first: `model`, and not a later `raw_model = model`.
     """
-    nearest: Names = {}
-    naming: Names = {}
+    around: list[Names] = []
     for frame, _ in traceback.walk_stack(sys._getframe(2)):
         if is_users(frame.f_code.co_filename):
             named = frame.f_globals | variables(frame)
-            names = {id(named[each]): each for each in reversed(named) if not each.startswith("_")}
-            nearest = nearest or names
-            naming = names if id(part) in names else naming
-    return naming or nearest
+            names = (each for each in reversed(named) if not each.startswith("_"))
+            around.append({id(named[each]): each for each in names})
+    naming = [names for names in around if id(part) in names]
+    return (naming[-1:] or around[:1] or [{}])[0]

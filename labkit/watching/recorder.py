@@ -148,7 +148,7 @@ class Recorder:
         self.going = self.begun
         self.how = ""
         self.steps.idle()
-        self.log.write("epoch", n=self.epoch, step=self.steps.next, began=now)
+        self.log.write("epoch", step=self.steps.next, began=now)
         self.sampler.start()
         return self.going
 
@@ -180,8 +180,7 @@ class Recorder:
     def _write_pass(self, ended_ns: int) -> None:
         """Write when the pass that is over began and ended; nothing where that is known."""
         if self.began_ns:
-            moments = {"began": self.began_ns, "ended": ended_ns}
-            self.log.write("pass", n=self.epoch, **moments, trains=self.trains)
+            self.log.write("pass", began=self.began_ns, ended=ended_ns, trains=self.trains)
         self.began_ns = 0
         self.trains = False
 

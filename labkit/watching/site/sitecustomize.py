@@ -4,11 +4,9 @@ The folder comes through PYTHONPATH, so every Python that the script starts find
 happens until one of them imports torch's DataLoader or optimizers, which are then hooked
 (`labkit.watching.hook` to watch, `labkit.watching.trial_hook` to try a change).
 
-The name `labkit` is the script's own: a folder, a module, another version. Here our package is
-imported from where it lies, under another name, by which its modules also find each other.
+A script that has a `labkit` of its own, a folder or another version, keeps it and is not watched.
 """
 
-import builtins
 import importlib.util
 import os
 import sys
@@ -16,46 +14,33 @@ from importlib.machinery import PathFinder
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))  # of the package
-OURS = "_labkit_watching"
+OURS = os.path.join(ROOT, "__init__.py")
 HOOKED = ["torch.utils.data.dataloader", "torch.optim.optimizer"]
 WATCHED = os.environ.get("LABKIT_WATCHING", "")  # now: a script may clear its environment
 TRIAL = os.environ.get("LABKIT_TRIAL", "")
 
-plain_import = builtins.__import__
 
-
-def own_import(name, globals=None, locals=None, fromlist=(), level=0):
-    """Import as our modules do, whose `labkit` is the package that this file belongs to."""
-    if name == "labkit" or name.startswith("labkit."):
-        name = OURS + name[len("labkit") :]
-    return plain_import(name, globals, locals, fromlist, level)
+def labkit_spec():
+    """Return the spec of the package `labkit` that the script finds; else that of ours."""
+    ours = importlib.util.spec_from_file_location("labkit", OURS, submodule_search_locations=[ROOT])
+    return PathFinder.find_spec("labkit") or ours
 
 
 class Finder:
     """Finds our package, and the modules of `HOOKED` as others would; hooks each once loaded."""
 
     def find_spec(self, name, path=None, target=None):
-        """Return the spec of a module of ours or of one to hook; None of others."""
-        if name == OURS:
-            place = os.path.join(ROOT, "__init__.py")
-            spec = importlib.util.spec_from_file_location(
-                name, place, submodule_search_locations=[ROOT]
-            )
-        elif name.startswith(OURS + "."):
-            spec = PathFinder.find_spec(name, path)
-        elif name in HOOKED:
-            HOOKED.remove(name)  # so that this asks the other finders
-            spec = importlib.util.find_spec(name)
-        else:
+        """Return the spec of our package or of a module to hook; None of others."""
+        if name == "labkit":
+            return labkit_spec()
+        if name not in HOOKED:
             return None
+        HOOKED.remove(name)  # so that this asks the other finders
+        spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def exec_module(module):
-                if name.startswith(OURS):
-                    own = {**builtins.__dict__, "__import__": own_import}
-                    module.__dict__["__builtins__"] = own
-                    return load(module)
                 load(module)
                 hook(module)
 
@@ -66,10 +51,13 @@ class Finder:
 def hook(module):
     """Hook a module of theirs; whatever goes wrong here is not the script's affair."""
     try:
+        theirs = getattr(labkit_spec(), "origin", None)
+        if theirs is None or not os.path.samefile(theirs, OURS):
+            raise ImportError("the script has another labkit than the one that watches it")
         if TRIAL:
-            importlib.import_module(f"{OURS}.watching.trial_hook").install(module, TRIAL)
-        vars(importlib.import_module(f"{OURS}.watching.run_folders"))["of_script"] = WATCHED
-        importlib.import_module(f"{OURS}.watching.hook").install(module)
+            importlib.import_module("labkit.watching.trial_hook").install(module, TRIAL)
+        vars(importlib.import_module("labkit.watching.run_folders"))["of_script"] = WATCHED
+        importlib.import_module("labkit.watching.hook").install(module)
         mark("torch")
     except Exception as error:
         mark("failed", f"{type(error).__name__}: {error}")
