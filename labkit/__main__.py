@@ -21,6 +21,7 @@ from labkit.text import printable
 START_HERE = """labkit COMMAND --help tells more about each, with examples.
 
 start here:
+  labkit lab                            the course, copied to a folder and opened in JupyterLab
   labkit machine                        the hardware and versions found
   labkit run --set num_workers=4        one pipeline, for a few seconds
   labkit diagnose PATH                  the bottleneck of a saved run or a profiler trace
@@ -53,6 +54,24 @@ def run(options: argparse.Namespace) -> Found:
         say(f"not applied: {knob}: {why}")
     say(f"record: {done.path}")
     return done, int(done.outcome == "failed")
+
+
+def lab(options: argparse.Namespace) -> Found:
+    """Copy the course to a folder of yours, and open it in JupyterLab.
+
+    A notebook that is there already is kept as you have it.
+
+    examples:
+      labkit lab                        in ./labkit-course
+      labkit lab ~/course --copy-only
+    """
+    from labkit.course.lab import copy_course, open_lab
+
+    found = copy_course(options.folder)
+    if options.copy_only:
+        return found, 0
+    say(str(found))
+    return None, open_lab(found.folder)
 
 
 def trace(options: argparse.Namespace) -> Found:
@@ -190,6 +209,10 @@ sub.epilog = f"{sub.epilog}{knobs_in_words()}"
 told = "change knobs: one or more; may be repeated"
 many = {"action": "extend", "nargs": "+", "default": []}
 sub.add_argument("--set", metavar="KNOB=VALUE", dest="settings", help=told, **many)
+
+sub = add_command(lab)
+sub.add_argument("folder", metavar="FOLDER", nargs="?", default="labkit-course", help="where to")
+sub.add_argument("--copy-only", action="store_true", help="do not open it")
 
 sub = add_command(trace)
 sub.add_argument("path", metavar="PATH", help="a file from torch.profiler, or a folder of them")

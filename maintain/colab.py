@@ -1,7 +1,9 @@
-"""Let a fork's notebooks be opened on Colab and Kaggle: `python maintain/colab.py NAME/REPO`.
+"""Give a repository or a fork of it its address: `python maintain/colab.py NAME/REPO`.
 
 Each notebook gets a badge under its title, and lines at the head of its first code cell that
-install labkit there, and nowhere else; the README gets the badge. NAME/REPO is the fork on GitHub.
+install labkit on Colab and Kaggle, and nowhere else. The README gets the badge, and its pictures
+their full addresses, which PyPI needs; pyproject.toml gets [project.urls], CITATION.cff the
+repository. NAME/REPO is the place on GitHub.
 Run it again whenever the repository has moved: what is there already is replaced. `--remove` takes
 all of it out again.
 """
@@ -14,6 +16,7 @@ import nbformat
 from IPython.core.inputtransformer2 import TransformerManager
 
 ROOT = Path(__file__).parents[1]
+FIRST = "00_start_here.ipynb"
 REPOSITORY = re.compile(r"[A-Za-z0-9-]+/[\w.-]+", re.ASCII)  # GitHub's owners and names
 PAGE = "github.com/{repository}/blob/main/notebooks/{name}"
 BADGES = (
@@ -41,6 +44,17 @@ if on_colab:
     output.enable_custom_widget_manager()
 """
 LAST_LINE = CELL.splitlines()[-1]
+IMAGES_THERE = re.compile(r"\]\(https://raw\.githubusercontent\.com/[^/]+/[^/]+/main/")
+IMAGES = "](notebooks/images/"
+URLS_THERE = re.compile(r"\[project\.urls\]\n(.+\n)*\n")
+URLS = """[project.urls]
+Repository = "https://github.com/{repository}"
+Changelog = "https://github.com/{repository}/blob/main/CHANGELOG.md"
+Issues = "https://github.com/{repository}/issues"
+
+"""
+CITED_THERE = re.compile(r"^repository-code: .*\n", re.MULTILINE)
+CITED = 'repository-code: "https://github.com/{repository}"\n'
 
 
 def with_badges(text: str, repository: str | None, name: str) -> str:
@@ -51,6 +65,29 @@ def with_badges(text: str, repository: str | None, name: str) -> str:
     title, _, rest = text.partition("\n")
     badges = BADGES.format(repository=repository, name=name)
     return f"{title}\n\n{badges}\n\n{rest.lstrip()}"
+
+
+def with_images(text: str, repository: str | None) -> str:
+    """Return the README with its pictures at their addresses on GitHub, or beside it."""
+    text = IMAGES_THERE.sub("](", text)
+    if repository is None:
+        return text
+    raw = f"](https://raw.githubusercontent.com/{repository}/main/"
+    return text.replace(IMAGES, IMAGES.replace("](", raw))
+
+
+def with_urls(project: str, repository: str | None) -> str:
+    """Return pyproject.toml with the addresses of the project, or without."""
+    project = URLS_THERE.sub("", project)
+    urls = URLS.format(repository=repository) if repository else ""
+    return project.replace("[project.scripts]", f"{urls}[project.scripts]")
+
+
+def with_repository(citation: str, repository: str | None) -> str:
+    """Return CITATION.cff with the repository, or without."""
+    return CITED_THERE.sub("", citation) + (
+        CITED.format(repository=repository) if repository else ""
+    )
 
 
 def own_code(source: str) -> str:
@@ -81,7 +118,7 @@ def fork(text: str) -> str:
 
 
 def main() -> None:
-    """Mark the notebooks and the README for a fork, or take the marks out."""
+    """Write an address into the notebooks and the project's files, or take it out."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("repository", nargs="?", type=fork, metavar="NAME/REPO")
@@ -91,9 +128,13 @@ def main() -> None:
         notebook = nbformat.read(path, as_version=4)
         mark(notebook, repository, path.name)
         nbformat.write(notebook, path)
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    readme.write_text(with_badges(text, repository, "00_start_here.ipynb"), encoding="utf-8")
+    for name, changed in (
+        ("README.md", lambda text: with_badges(with_images(text, repository), repository, FIRST)),
+        ("pyproject.toml", lambda text: with_urls(text, repository)),
+        ("CITATION.cff", lambda text: with_repository(text, repository)),
+    ):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        (ROOT / name).write_text(changed(text), encoding="utf-8")
 
 
 if __name__ == "__main__":

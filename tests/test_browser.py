@@ -29,8 +29,11 @@ pytestmark = [
 # What JupyterLab says of a kernel or a file that is gone: no widget's doing
 OF_THE_SERVER = ("Failed to load resource", "Canceled future", "WebSocket connection")
 CHROMIUM_ARGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
-LAB_ARGS = ["--no-browser", "--allow-root", "--ip=127.0.0.1", "--port=0"]
-LAB_ARGS += ["--LabApp.expose_app_in_browser=True", "--IdentityProvider.token=labkit"]
+LAB_CONFIG = {
+    "ServerApp": {"open_browser": False, "allow_root": True, "ip": "127.0.0.1", "port": 0},
+    "LabApp": {"expose_app_in_browser": True, "open_browser": False},
+    "IdentityProvider": {"token": "labkit"},
+}
 FOLDERS = (
     "JUPYTER_CONFIG_DIR",
     "JUPYTER_DATA_DIR",
@@ -101,16 +104,18 @@ sums = lk.measure(summed, rows=[32, 64], kind=["float32", "float64"])"""
 
 
 @contextlib.contextmanager
-def lab_in(base):
+def lab_in(base, command=(sys.executable, "-m", "jupyterlab", "root")):
     """A JupyterLab of our own, all its folders in `base`; yields (root folder, base URL)."""
     for name in (*FOLDERS, "root"):
         (base / name).mkdir()
     settings = base / "JUPYTERLAB_SETTINGS_DIR" / NO_TOASTS
     settings.parent.mkdir(parents=True)
     settings.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False}))
+    config = base / "JUPYTER_CONFIG_DIR/jupyter_lab_config.json"
+    config.write_text(json.dumps(LAB_CONFIG))
     with open(base / "lab.log", "wb") as log:
         server = psutil.Popen(
-            [sys.executable, "-m", "jupyterlab", *LAB_ARGS, f"--ServerApp.root_dir={base}/root"],
+            command,
             env=os.environ | {name: str(base / name) for name in FOLDERS},
             cwd=base,
             stdout=log,

@@ -1,4 +1,4 @@
-"""What `maintain/colab.py` writes into the notebooks of a fork, and takes out again."""
+"""What `maintain/colab.py` writes into the files of a repository with an address, and takes out."""
 
 import importlib.metadata
 import sys
@@ -48,7 +48,8 @@ def clone(tmp_path, monkeypatch):
     """The files that the script writes, as they are committed: {path: its text}."""
     (tmp_path / "notebooks").mkdir()
     committed = {}
-    for path in [colab.ROOT / "README.md", *(colab.ROOT / "notebooks").glob("*.ipynb")]:
+    named = [colab.ROOT / name for name in ("README.md", "pyproject.toml", "CITATION.cff")]
+    for path in [*named, *(colab.ROOT / "notebooks").glob("*.ipynb")]:
         copy = tmp_path / path.relative_to(colab.ROOT)
         committed[copy] = path.read_text(encoding="utf-8")
         copy.write_text(committed[copy], encoding="utf-8")
@@ -67,12 +68,17 @@ def test_a_fork_is_written_once_follows_its_name_and_is_removed_to_the_byte(clon
     assert written_by("some-one-else/x.y") == written_by("some-one-else/x.y") != here
     assert written_by(HERE) == here
     for path, text in here.items():
+        if path.name in ("pyproject.toml", "CITATION.cff"):
+            assert f'"https://github.com/{HERE}"' in text
+            continue
         name = path.name if path.suffix == ".ipynb" else "00_start_here.ipynb"
         page = f"github/{HERE}/blob/main/notebooks/{name}"
         assert text.count(f"(https://colab.research.google.com/{page})") == 1
         if path.suffix == ".ipynb":
             first = next(c for c in nbformat.reads(text, 4).cells if c.cell_type == "code")
             assert first.source.startswith(colab.CELL.format(repository=HERE))
+    pictures = f"](https://raw.githubusercontent.com/{HERE}/main/notebooks/images/"
+    assert here[colab.ROOT / "README.md"].count(pictures) == 2
     assert written_by("--remove") == written_by("--remove") == clone
 
 
