@@ -28,16 +28,12 @@ BADGES = (
 BADGES_THERE = re.compile(r"^\[!\[Open in Colab\].*\n\n?", re.MULTILINE)
 CELL = """\
 # Colab and Kaggle (with Internet switched on): install labkit. Elsewhere this does nothing
-import importlib.metadata
 import os
 import sys
 
 on_colab = "google.colab" in sys.modules
 if on_colab or "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
-    old_widgets = importlib.metadata.version("ipywidgets").startswith("7.")
     %pip install -q "gpu-labkit @ git+https://github.com/{repository}"
-    if old_widgets:
-        raise SystemExit("ipywidgets is new now: restart the session, then run this cell again.")
 if on_colab:
     from google.colab import output
 

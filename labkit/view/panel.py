@@ -143,7 +143,8 @@ class Panel(widgets.VBox):
         return f"labkit panel for {', '.join(self.controls)}"
 
     def _ipython_display_(self) -> None:
-        IPython.display.display(self._repr_mimebundle_(), raw=True)
+        of_7 = getattr(super(), "_ipython_display_", None)  # of ipywidgets 7, which Colab has
+        of_7() if of_7 else IPython.display.display(self._repr_mimebundle_(), raw=True)
         fallback = FALLBACK.format(self.INSTEAD)
         IPython.display.display({"text/html": fallback, "text/plain": ""}, raw=True)
         # The first press is then as quick as the others
