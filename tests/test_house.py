@@ -53,7 +53,8 @@ INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and wh
     "searches on made-up rates": "tuning",
     "answers and cheats": "course",
     "hostile files, secrets, and a site that is not here": (
-        "results.privacy results.templates text traces.events traces.file traces.public"
+        "results.privacy results.templates text "
+        "traces.events traces.file traces.perfetto traces.public"
     ),
     "what is drawn without a browser, and typed without a terminal": (
         "__main__ view.display view.live view.panel view.running view.style view.watch_command"
