@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from labkit.traces.file import TraceError
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
+
+    from labkit.traces.perfetto import Link
 
 CLASSES = (  # of the time of a step, in the order of priority
     "kernel",
@@ -82,6 +85,7 @@ class Breakdown(Result):
     kernels_us: dict[str, float] = field(default_factory=dict, compare=False)
     lanes: dict[str, np.ndarray] = field(default_factory=dict, compare=False)
     began_ns: int = field(default=0, compare=False)
+    path: str | None = field(default=None, compare=False)  # of the file, where it is one of its own
 
     @property
     def class_us(self) -> dict[str, float]:
@@ -120,6 +124,21 @@ class Breakdown(Result):
         from labkit.view.analysis_figures import draw_timeline
 
         return draw_timeline(self.source, self.lanes, start_ms, end_ms)
+
+    def open_in_perfetto(self) -> Link:
+        """Serve the trace's file to Perfetto's page; return the address, in a notebook a link.
+
+        On 127.0.0.1 alone, until the next call or the end of this process. ValueError: there is no
+        file of its own. RuntimeError: another program has the port.
+        """
+        from labkit.traces.perfetto import serve
+
+        if self.path is None:
+            raise ValueError(
+                f"{self.source!r} is no file of its own here: unpack an archive, or set "
+                "LABKIT_TRACES to a folder with the published trace, and read that file."
+            )
+        return serve(Path(self.path))
 
     def plot(self) -> Figure:
         """Draw the average step as bars."""

@@ -68,6 +68,11 @@ class TraceFile:
         self._member = member
 
     @property
+    def in_archive(self) -> bool:
+        """Whether `path` is a name in an archive, and no file."""
+        return self._member is not None
+
+    @property
     def name(self) -> str:
         """The file's own name, as text for one line."""
         return one_line(os.path.basename(self.path))

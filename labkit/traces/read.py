@@ -106,6 +106,7 @@ def _of_one(file: TraceFile) -> Breakdown:
         kernels_us=(kernels.total_us / len(steps)).to_dict(),
         lanes=pieces.lanes(),
         began_ns=int(steps[0, 0]),
+        path=None if file.in_archive else os.path.abspath(file.path),
     )
 
 
