@@ -48,7 +48,7 @@ def test_run_prints_its_statistics_as_one_json_object(labkit_command, tmp_path, 
 def test_every_command_explains_itself_and_each_of_its_options():
     text = PARSER.format_help()
     assert "labkit run --set" in text and "exit code" in text
-    names = ["diagnose", "machine", "run", "trace", "tune", "watch"]
+    names = ["diagnose", "lab", "machine", "run", "trace", "tune", "watch"]
     assert sorted(COMMANDS.choices) == names
     for name, sub in COMMANDS.choices.items():
         assert name in text and sub.description and "--json" in sub.format_help()
