@@ -221,7 +221,7 @@ def diagnose(
     ValueError) on one that cannot be used.
     """
     from labkit.diagnosis import judge
-    from labkit.diagnosis.rank_verdict import of_ranks
+    from labkit.diagnosis.several_runs import of_ranks
     from labkit.traces.read import Breakdown, RankTraces, trace
 
     if isinstance(what, (str, os.PathLike)):
@@ -237,7 +237,7 @@ def diagnose(
             "is nothing to diagnose: lk.load(path) shows its numbers; diagnose a training run."
         )
     if isinstance(data, RanksData):
-        return of_ranks(data.runs or {0: RunData(data.path)}, data.times).verdict
+        return of_ranks(data.runs or {0: RunData(data.path)}, data.times)[1]
     return judge.of_run(data)
 
 

@@ -8,7 +8,7 @@ from played_gpu import CPU, GPU, MS, host_steps, log, play
 
 import labkit as lk
 from labkit.diagnosis import judge
-from labkit.diagnosis.evidence import Epochs, Evidence, WorkerEvidence
+from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import LESSONS
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.wording import worded
@@ -121,10 +121,10 @@ def test_programs_on_the_same_gpu_lower_the_confidence(tmp_path):
 # -- what the loader's workers show ----------------------------------------------------------------
 
 LOADER = LoopCode("loader", call="", arguments={"dataset": "data", "num_workers": "2"})
-BUSY = {"workers": 2, "cpu_share": 0.96}  # on two cores
-ONE = {"workers": 1, "cpu_share": 0.95}
-IDLE = {"workers": 2, "cpu_share": 0.9, "idle_share": 0.7}
-WAITING = {"workers": 2, "cpu_share": 0.15}
+BUSY = {"workers": 2, "worker_cpu": 0.96}  # on two cores
+ONE = {"workers": 1, "worker_cpu": 0.95}
+IDLE = {"workers": 2, "worker_cpu": 0.9, "worker_idle": 0.7}
+WAITING = {"workers": 2, "worker_cpu": 0.15}
 SIX = 6  # workers that a simulation recommends
 
 
@@ -132,7 +132,7 @@ def diagnosed(workers=None, **more):
     """What is said of a loop that waits half of the time for workers that show this."""
     known = {"kind": "gpu", "wait_share": 0.5, "compute_share": 0.5, "code": LOADER}
     known |= {"knobs": {"num_workers": 2}, "use": CoreUse(2)}
-    evidence = Evidence(**known | more, workers=workers and WorkerEvidence(**workers))
+    evidence = Evidence(**known | (workers or {}) | more)
     return worded(judge.by_cost(evidence)[0], evidence)
 
 
@@ -140,7 +140,7 @@ def diagnosed(workers=None, **more):
     "workers, cause, said, code",
     [(BUSY, "cores", "2 workers on 2 cores", ""),
      (ONE, "too_few_workers", "num_workers=6", "num_workers=6"),
-     ({"workers": 2, "cpu_share": 2.0}, "threads", "with 2 threads, 4 in all, on 2 cores",
+     ({"workers": 2, "worker_cpu": 2.0}, "threads", "with 2 threads, 4 in all, on 2 cores",
       "OPENBLAS"),
      (WAITING, "storage_latency", "num_workers=6", "num_workers=6"),
      (IDLE, "hand_over", "one tensor for each part of a batch", ""),
@@ -178,7 +178,7 @@ def test_a_measured_headroom_is_said_and_bounds_what_the_input_may_bring():
     told = diagnosed(ONE, headroom=1.3)
     assert "At most 1.3 times as many steps" in told.advice
     assert told.at_most == 1.3
-    anew = diagnosed(BUSY, epochs=Epochs(0.4), headroom=1.3)
+    anew = diagnosed(BUSY, epoch_starts=0.4, headroom=1.3)
     assert anew.at_most == pytest.approx(2.0)  # no kept batch saw the start of an epoch
     nothing = diagnosed(ONE, headroom=1.0)
     assert "num_workers" not in nothing.advice and not nothing.remedies

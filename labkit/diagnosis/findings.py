@@ -16,6 +16,10 @@ from labkit.diagnosis.evidence import Evidence, NotMeasured, asked
 from labkit.diagnosis.hot_lines import Line
 from labkit.knobs import Setting
 
+LOOK_INSIDE = (
+    "Look inside a few steps: run a pipeline with xray=True and 20 steps or more; of a loop of "
+    "yours record them with torch.profiler, and give the trace to lk.diagnose."
+)
 HIGHEST_LOSS = 0.98  # of the time; more would promise an absurd gain
 BOTTLENECKS = {  # every name that a diagnosis can give
     "input": "waiting for data",
@@ -48,7 +52,6 @@ LESSONS = {  # the section that teaches a remedy: notebook, heading
     "formats": ("05_mixed_precision.ipynb", "3. A training step in each format"),
     "exchange": (RANKS, "3. `no_sync`: do not exchange what nobody uses"),
     "ranks": (RANKS, "4. One rank is short of data"),
-    "batch": (BATCHES, "1. What a larger batch buys"),
     "padding": (BATCHES, "4. Text: the padding in a batch"),
 }
 CAUSES_OF = {  # {page of the folder `symptoms` beside the notebooks: the causes that it explains}
@@ -67,7 +70,6 @@ CAUSES_OF = {  # {page of the folder `symptoms` beside the notebooks: the causes
         "busy_is_an_upper_bound",
         "device_not_timed",
         "body_not_seen",
-        "instruments_disagree",
     ),
     "padding": ("padding",),
     "periodic": ("periodic", *BESIDE_TRAINING),
@@ -174,19 +176,17 @@ def found(evidence: Evidence, when: str) -> Iterator[Finding]:
 
 def not_judged(evidence: Evidence) -> dict[str, list[str]]:
     """Return each instrument that a run lacks and could have had: the causes that asked for it."""
-    could_have = {
-        "xray": evidence.of_bench,
-        "workers": evidence.has_workers,
-        **dict.fromkeys(("kernels", "heat"), evidence.kind == "gpu"),
-    }
-    missing: dict[str, list[str]] = {}
+    is_gpu = evidence.kind == "gpu"
+    could_have = {"xray": evidence.of_bench, "workers": evidence.num_workers}
+    could_have |= {"kernels": is_gpu, "heat": is_gpu}
+    missing: dict[str, list[str]] = {name: [] for name, could in could_have.items() if could}
     for rule in itertools.chain(*CAUSES.values()):
         try:
             rule(evidence)
         except NotMeasured as lacking:
-            if could_have.get(str(lacking)):
-                missing.setdefault(str(lacking), []).append(rule.__name__)
-    return missing
+            if str(lacking) in missing:
+                missing[str(lacking)].append(rule.__name__)
+    return {name: rules for name, rules in missing.items() if rules}
 
 
 def loss(

@@ -37,10 +37,6 @@ MOST_DRAWN = 5_000  # rows to draw from: a longer run is drawn in blocks of step
 # eight looks may miss a program that takes turns with the loop
 LONG_ENOUGH_S = 2.0
 UNSEEN = 0.5  # confidence in "healthy" where nothing looked inside the compute: a coin toss
-# The same where sampled lines saw that the body of a watched loop trains, but nothing looked inside
-# its operators: halfway from there to certain. Of three scripts as people post them which were
-# called healthy with 1.0, two were not: float64, an optimizer written in Python
-LINES_SEEN = 0.75
 # With more than FOREIGN_LOAD nothing is called healthy, and no loader with workers slow
 DISTURBS = FOREIGN_LOAD / 2  # above it a run alone may come out otherwise: said with the verdict
 
@@ -80,12 +76,6 @@ HANGS_S = 30.0  # without progress; SPDL's case studies have reads of several se
 # 2x to 8x). Only for traces, where nothing can be measured.
 TENSOR_CORE_GAIN = 2.0
 HALF_SAVED = 1 - 1 / TENSOR_CORE_GAIN  # of the time of what then runs there
-# Kernels of an x-ray that take this many times the compute that the run's own events measured
-# contradict them: no device computes for longer than it is busy
-DISAGREE_OVER = 1.5
-# Where a CUDA graph was launched, kernels that take less of the compute than this are taken to be
-# missing: a graph's run back to back. Without one 2 % is what a launch-bound step looks like.
-GRAPH_KERNELS = 0.5
 
 # A device that is busy for BUSY of the time, and meanwhile does less than LOW_MFU of its peak: less
 # than any of the four large models in table 3 of Chowdhery et al., "PaLM" (GPT-3: 21.3 %)

@@ -66,8 +66,8 @@ def _most(finding: Finding, evidence: Evidence) -> float | None:
         return None
     if finding.name == "input" and finding.cause != "workers_restart":
         replayed = evidence.known("headroom")
-        if replayed is not None or (evidence.kind == "cpu" and evidence.has_workers):
-            return replayed
+        if replayed is not None or (evidence.kind == "cpu" and evidence.num_workers):
+            return replayed and max(1.0, replayed)
     most = gain_without(finding.lost_share)
     return most if finding.name == "input" or most <= AT_MOST else None
 

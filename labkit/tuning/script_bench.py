@@ -25,14 +25,13 @@ import psutil
 
 from labkit.api import Run
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.watched_script import judge_runs, runs_in
+from labkit.diagnosis.several_runs import judge_runs, runs_in
 from labkit.knobs import Settings
 from labkit.process import folders
 from labkit.process.family import LINUX, MARK, descendants, die_with, end_marked, exit_name
 from labkit.process.leftovers import remove_segments
 from labkit.results.run_data import RunData
 from labkit.spec import LOADER_KNOBS
-from labkit.stamps.events import now_ns
 from labkit.stamps.interrupts import held
 from labkit.tuning.search_result import THREADS, Tuning
 from labkit.tuning.trial import Outcome, Trial, in_flight, of_loader
@@ -74,11 +73,10 @@ class ScriptBench:
 
     def look(self, tuning: Tuning) -> None:
         """Run the script as it is, and begin `tuning`; RuntimeError where nothing can be tried."""
-        begun_ns = now_ns()
         with scratch_folder(dir=folders.home()) as folder:
             outcome = self._run(folder, {})
             runs = runs_in(Path(folder))
-            judged = judge_runs(runs, begun_ns, now_ns())
+            judged = judge_runs(runs)
         loop = self.loop
         if loop is None or outcome.error:
             raise RuntimeError(outcome.error)
@@ -91,7 +89,7 @@ class ScriptBench:
         self.epochs = len(loop.first_steps) > 1
         tuning.loader = Path(self.site).name
         tuning.code = LoopCode.of(loop.loop.get("code"), trainer=bool(loop.loop.get("trainer")))
-        tuning.verdict = judged and judged.ranks.verdict
+        tuning.verdict = judged and judged[1]
         tuning.start = of_loader(knobs_of(loop))
         tuning.unit = "samples/s" if "batch_size" in knobs_of(loop) else "batches/s"
         tuning.tried = [Trial(dict(tuning.start), outcomes=[outcome])]

@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from labkit.diagnosis.hot_lines import lines_of
+from labkit.diagnosis.several_runs import dropped_passes, judge_runs, runs_in
+from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wall_shares import shares_of
-from labkit.diagnosis.watched_script import ScriptVerdict, dropped_passes, judge_runs, runs_in
 from labkit.instruments.hangs import HangWatch, LiveHang
 from labkit.instruments.messages import say
 from labkit.instruments.telemetry_process import TELEMETRY, telemetry_beside
@@ -133,7 +134,7 @@ def judged(folder: Path, start_ns: int, code: int, hang: LiveHang | None, headro
         return without_verdict(dropped, bottleneck="input", seen="inside")
     found = judge_runs(runs, start_ns, end_ns)
     if found is not None:
-        return of_run(found, headroom)
+        return of_run(*found, headroom)
     if hang is not None:
         return without_verdict(f"before the first step was over, {hang.event['text']}")
     why = why_nothing(folder)
@@ -144,20 +145,18 @@ def judged(folder: Path, start_ns: int, code: int, hang: LiveHang | None, headro
     return without_verdict(why)
 
 
-def of_run(found: ScriptVerdict, headroom: bool) -> Judged:
+def of_run(run: RunData, verdict: Diagnosis, headroom: bool) -> Judged:
     """Return what is said of a script whose steps were seen."""
-    run = found.run
-    verdict = found.ranks.verdict
-    shares = shares_of(run)
+    shares, replayed = shares_of(run), run.event("headroom")
     more = [f"whole time: {shares}"] if shares else []
     if headroom:
-        more.append(found.headroom["text"] if found.headroom else TOO_SOON)
+        more.append(replayed["text"] if replayed else TOO_SOON)
     values = verdict.to_dict() | {
         "evidence": verdict.evidence,
         "seen": "inside",
-        "headroom": found.headroom,
+        "headroom": replayed,
         "record": str(run.path),
-        "lines": [line.to_dict() for line in lines_of(run).lines],
+        "lines": [*map(asdict, lines_of(run).lines)],
         "run": {name: value for name, value in run.to_dict().items() if name != "loss"},
         "wall_shares": shares and asdict(shares),
     }

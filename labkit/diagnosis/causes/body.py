@@ -58,12 +58,12 @@ def lost_in_body(evidence: Evidence, share: float) -> float:
 
     That is `certain_share` of the time.
     """
-    return min(share * evidence.compute_share, max(1 - evidence.card.certain_share, 0.0))
+    return min(share * evidence.compute_share, max(1 - evidence.certain_share, 0.0))
 
 
 def sampled_by(evidence: Evidence) -> str:
     """Say by what a loop's body was measured."""
-    return f"{len(evidence.loop.lines)} sampled stacks, {evidence.source}"
+    return f"{len(evidence.lines)} sampled stacks, {evidence.source}"
 
 
 @cause(LOSS)
@@ -75,21 +75,20 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     Where copies take COPIES_LEAD of the time, fewer bytes are the remedy of floats: what pinned
     memory could hide is shorter then, and one more thread makes such a loop slower.
     """
-    lines = evidence.loop.lines
+    lines, moved, working = evidence.lines, evidence.batch_bytes, 1 - evidence.host_wait_share
     if evidence.kind != "gpu" or not evidence.compute_share:
         return None
     at_copies = lines.mask("body") & (lines.frame.kind == "copy")
     part = lines.frame.of_phase[at_copies].sum()
-    copying = part * (1 - evidence.host_wait_share)
+    copying = part * working
     copying_s = copying / evidence.compute_share * evidence.compute_us / 1e6
-    moved = evidence.batch.bytes
     if not copying or moved < limits.COPIES_BYTES_S * copying_s:
         return None
     lost = min(copying, lost_in_body(evidence, part))
     worst = lines.rows(at_copies)[:3]
     seen = f"of the time the host waits for the copy of a batch to the device, in {worst[0].what}"
     seen += f" ({moved / 2**20:.0f} MiB a batch, at {moved / copying_s / 1e9:.1f} GB/s)"
-    are_floats = evidence.batch.known("dtype") in (None, "float32", "float64")
+    are_floats = evidence.known("batch_dtype") in (None, "float32", "float64")
     remedy = FEWER_BYTES if lost > limits.COPIES_LEAD and are_floats else PIN_MEMORY
     return loss("transfer", "copies", lost, seen, sampled_by(evidence), remedy, lines=worst)
 
@@ -145,16 +144,15 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     regular long steps. It costs its share of the sampled stacks; on a GPU, which may work meanwhile
     on what is queued, at most that.
     """
-    loop = evidence.loop
-    drift = asked(longer_and_longer, evidence)
+    lines, drift = evidence.lines, asked(longer_and_longer, evidence)
     lost = lost_in_body(evidence, evidence.body.get(part, 0.0))
     if not lost or (drift and drift.lost_share > lost / 2):
         return None  # it may be what makes the steps longer and longer: said there
-    mask = loop.lines.mask("body", part)
-    there = loop.lines.frame[mask]
-    every = period(there.step.to_numpy(), there.share.to_numpy(), loop.spent)
+    mask = lines.mask("body", part)
+    there = lines.frame[mask]
+    every = period(there.step.to_numpy(), there.share.to_numpy(), evidence.body_s)
     words, remedy = BESIDES[part]
-    rows = loop.lines.rows(mask)[:3]
+    rows = lines.rows(mask)[:3]
     seen = f"of the time the body of the loop is not training but {words}, most of it in "
     seen += rows[0].what + (f", every {every} steps" if every else "")
     name = "periodic" if every else part
@@ -186,20 +184,19 @@ KEEP_NUMBERS = Remedy(
 def longer_and_longer(evidence: Evidence) -> Finding | None:
     """A watched loop's steps take longer and longer: cause "drift".
 
-    It is found where the last fifth of the steps takes DRIFT times the first, and a variable was
+    It is found where the last fifth of the steps takes `DRIFT` times the first, and a variable was
     seen to grow or no other program DISTURBS the loop. Batches that grow as much explain it. It
     costs what the later steps take beyond the first.
     """
-    drift = evidence.loop.drift
-    grown = asked(kept, evidence)
-    is_alone = evidence.crowded_by <= limits.DISTURBS
-    if drift is None or drift.growth < limits.DRIFT or not (grown or is_alone):
+    growth, grown = evidence.growth, kept(evidence)
+    if not grown and evidence.crowded_by > limits.DISTURBS:
         return None
     grown = grown or Finding("host", "drift", remedies=(KEEP_LESS,))
-    seen = f"The last steps take {drift.growth:.1f}x as long as the first ({evidence.source}). "
-    lines = evidence.loop.lines
+    seen = f"The last steps take {growth:.1f}x as long as the first ({evidence.source}). "
+    lines = evidence.lines
     rows = grown.lines + lines.rows(lines.mask("body"))[:3]
-    return replace(grown, lost_share=drift.share, evidence=seen + grown.evidence, lines=rows)
+    lost = evidence.grown_share
+    return replace(grown, lost_share=lost, evidence=seen + grown.evidence, lines=rows)
 
 
 @cause(WARNING)
@@ -208,9 +205,9 @@ def kept(evidence: Evidence) -> Finding | None:
 
     Cause "drift".
     """
-    if not evidence.growth:
+    if not evidence.variables:
         return None
-    variable = evidence.growth[0]
+    variable = evidence.variables[0]
     where = variable["file"], variable["line"], variable["function"]
     line = Line(*where, 0.0, "body", "python", variable["name"])
     seen = f"`{variable['name']}` in {line.address} grew from {variable['before']} to "
