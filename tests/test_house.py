@@ -180,5 +180,5 @@ def test_a_cause_is_a_function_with_its_page(monkeypatch):
     [finding] = [worded(each, evidence, run) for each in judge.by_cost(evidence)]
     assert finding.lost_share == pytest.approx(run.wait_ms / run.step_ms, rel=0.05)
     assert finding.advice.startswith("Try num_workers=4. Expect")
-    assert "symptoms/too-few-workers.md" in finding.places
+    assert finding.page == "symptoms/too-few-workers.md"
     assert finding.name in BOTTLENECKS

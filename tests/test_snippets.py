@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
 from labkit.diagnosis.causes import loader
-from labkit.diagnosis.evidence import Evidence, asked
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.findings import asked
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.wording import worded
 from labkit.results.core_use import CoreUse

@@ -6,8 +6,8 @@ measured raises `NotMeasured`: a cause that does so is not judged, and the verdi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.loader_code import LoopCode
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from labkit.traces.breakdown import Breakdown
     from labkit.traces.ranks import RankTraces
 
-Found = TypeVar("Found")
-
 
 class NotMeasured(AttributeError):
     """A cause asked for what was not measured; its text is the name of the field."""
@@ -45,7 +43,6 @@ class Evidence:
 
     kind: str  # "cpu" or "gpu": what the device is
     source: str = ""  # where the shares come from, in words
-    inside: str = "x-ray"  # what looked into the compute, in words
 
     # A step, by what was going on: these add up to 1, of a trace nearly so
     wait_share: float = 0.0  # the loop waits for its next batch
@@ -69,7 +66,7 @@ class Evidence:
     others_on_card: float  # other processes' kernels ran on the GPU
     heat: float  # of the readings in which heat held the GPU's clock down
     witness: Witness  # the surest of whether a GPU works while it is busy
-    ahead_share: float = 0.0  # the GPU works on what had been issued in full
+    certain_share: float = 0.0  # the GPU works, whatever the host does
     formats: tuple[str, ...]  # of 16 bits, on Tensor Cores; None: card unknown
     compiles: bool = True  # whether torch.compile can act on the device
 
@@ -133,10 +130,10 @@ class Evidence:
 
     def in_xray(self, *times: str) -> float:
         """Return the share (0 to 1) of the compute that these times of the x-ray make up."""
-        known: list[Any] = [self.xray.get(name) for name in (*times, "window_us")]
-        if None in known:
+        read = (self.xray.get(name) for name in (*times, "window_us"))
+        *spent, whole = known = [us for us in read if us is not None]
+        if len(known) <= len(times):
             raise NotMeasured(*times)
-        *spent, whole = known
         return min(1.0, sum(spent) / max(whole, 1e-9))
 
     @property
@@ -149,12 +146,6 @@ class Evidence:
     def of_bench(self) -> bool:
         """Whether it is of a pipeline of the bench, and of no loop or trace of somebody's own."""
         return not self.watched and self.knobs.get("xray") is not None
-
-    @property
-    def certain_share(self) -> float:
-        """The share of time in which a GPU worked, whatever the host did."""
-        witness: Witness | None = self.known("witness")
-        return 1.0 if witness and witness.idle == 0 else self.ahead_share
 
     @property
     def stolen_by_others(self) -> float:
@@ -171,11 +162,3 @@ class Evidence:
     def stalls(self) -> bool:
         """Whether the loop waits seldom and long."""
         return self.stall_share > limits.STALLS and self.wait_share > limits.STALLS_FROM
-
-
-def asked(rule: Callable[[Evidence], Found | None], evidence: Evidence) -> Found | None:
-    """Return what a rule finds; None also where it asks for what was not measured."""
-    try:
-        return rule(evidence)
-    except NotMeasured:
-        return None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from labkit.diagnosis.evidence import Evidence, NotMeasured, asked
+from labkit.diagnosis.evidence import Evidence, NotMeasured
 from labkit.diagnosis.hot_lines import Line
 from labkit.knobs import Setting
 
@@ -37,23 +37,6 @@ BESIDE_TRAINING = ("validation", "between_epochs")  # causes of "host" outside t
 NEIGHBOUR = "neighbour"  # the cause where others use the cores
 DEVICE_LIMIT = "the_device_is_the_limit"  # the cause where no loss is worth a name
 
-TUNING = "03_dataloader_tuning.ipynb"
-BATCHES = "04_batch_sizing.ipynb"
-KERNELS = "07_compile_and_kernels.ipynb"
-RANKS = "09_beyond_one_gpu.ipynb"
-LESSONS = {  # the section that teaches a remedy: notebook, heading
-    "workers": (TUNING, "1. Workers, on real work"),
-    "queue": (TUNING, "4. A queue that rides over a stall"),
-    "epochs": (TUNING, "5. The start of every epoch"),
-    "items": (TUNING, "6. A lean `__getitem__`"),
-    "copies": (TUNING, "7. Pinned memory, and what it costs"),
-    "launches": (KERNELS, "2. A chain: launches at one end, bytes at the other"),
-    "lines": ("02_sawtooth_diagnosis.ipynb", "7. Which line costs the time?"),
-    "formats": ("05_mixed_precision.ipynb", "3. A training step in each format"),
-    "exchange": (RANKS, "3. `no_sync`: do not exchange what nobody uses"),
-    "ranks": (RANKS, "4. One rank is short of data"),
-    "padding": (BATCHES, "4. Text: the padding in a batch"),
-}
 CAUSES_OF = {  # {page of the folder `symptoms` beside the notebooks: the causes that it explains}
     "busy-device": (DEVICE_LIMIT, "low_MFU", "elementwise_chains"),
     "copies": ("copies",),
@@ -104,7 +87,6 @@ class Remedy:
 
     key: str  # what it does, in a word or few, for programs
     text: str  # what to change
-    lesson: str = ""  # a key of `LESSONS`
     changes: Mapping[str, Setting] = field(default_factory=dict)  # {knob: value}
     code: str = ""  # PyTorch as an example, in comments: it has names that a script may not have
 
@@ -128,17 +110,9 @@ class Finding:
     code: str = ""  # what to type for the first remedy
 
     @property
-    def places(self) -> dict[str, str]:
-        """Where to read on, in words, each with its address in the folder of the notebooks."""
-        places = {}
-        lesson = self.remedies[0].lesson if self.remedies and self.lost_share else ""
-        if lesson:
-            file, heading = LESSONS[lesson]
-            words = f"notebook {file[:2]}, section {heading.rstrip('?')}"
-            places[words] = f"{file}#{heading}".replace(" ", "-")
-        if page := PAGE_OF.get(self.cause):
-            places[page] = page
-        return places
+    def page(self) -> str:
+        """Where to read on, in the folder of the notebooks; "" for what has no page."""
+        return PAGE_OF.get(self.cause, "")
 
     def to_dict(self) -> dict[str, object]:
         """Return the finding as JSON types."""
@@ -147,7 +121,7 @@ class Finding:
             "lost_share": round(self.lost_share, 4),
             "lines": [*map(asdict, self.lines)],
             "remedies": [*map(asdict, self.remedies)],
-            "page": PAGE_OF.get(self.cause, ""),
+            "page": self.page,
         }
 
 
@@ -168,6 +142,14 @@ def cause(when: str) -> Callable[[Rule], Rule]:
     return registered
 
 
+def asked(rule: Rule, evidence: Evidence) -> Finding | None:
+    """Return what a rule finds; None also where it asks for what was not measured."""
+    try:
+        return rule(evidence)
+    except NotMeasured:
+        return None
+
+
 def found(evidence: Evidence, when: str) -> Iterator[Finding]:
     """Yield what the causes of a kind find that can be judged from this evidence."""
     findings = (asked(rule, evidence) for rule in CAUSES[when])
@@ -179,14 +161,14 @@ def not_judged(evidence: Evidence) -> dict[str, list[str]]:
     is_gpu = evidence.kind == "gpu"
     could_have = {"xray": evidence.of_bench, "workers": evidence.num_workers}
     could_have |= {"kernels": is_gpu, "heat": is_gpu}
-    missing: dict[str, list[str]] = {name: [] for name, could in could_have.items() if could}
+    missing: dict[str, list[str]] = {}
     for rule in itertools.chain(*CAUSES.values()):
         try:
             rule(evidence)
         except NotMeasured as lacking:
-            if str(lacking) in missing:
-                missing[str(lacking)].append(rule.__name__)
-    return {name: rules for name, rules in missing.items() if rules}
+            if could_have.get(str(lacking)):
+                missing.setdefault(str(lacking), []).append(rule.__name__)
+    return missing
 
 
 def loss(

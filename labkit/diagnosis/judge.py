@@ -30,10 +30,9 @@ from labkit.traces.read import Breakdown, RankTraces
 # Causes that workers seem to have which only lack a core
 OF_SLOW_WORKERS = ("cores", "too_few_workers", "waiting_for_data", "stalls")
 STOP_OTHERS = "Stop the other work and run again."
-ON_THE_CPU = "The model is on the CPU, and does not use the"
 TO_THE_CARD = (
-    "move the model there before its optimizer is made, and each batch in the loop. If torch sees "
-    "no device, `labkit machine` says why."
+    "The model is on the CPU, and does not use the {}: move it there before its optimizer is "
+    "made, and each batch in the loop. If torch sees no device, `labkit machine` says why."
 )
 HEADROOM = "Ask lk.headroom(loader), which waits for the device, what a better loader would bring."
 
@@ -53,7 +52,7 @@ def of_run(run: RunData, ranks_cores: float = 0.0) -> Diagnosis:
     told = [worded(each, evidence, run) for each in (*filter(None, [doubt]), *findings)]
     # Doubts first; what no remedy is expected to make smaller after all that one does
     told.sort(key=lambda each: each.name != "unsure" and not (each.lost_share and each.remedies))
-    limited = caveats(evidence, run, table.seconds)
+    limited = caveats(evidence, run)
     sure = 0.0 if doubt else agree[first.name] / limits.RESAMPLES
     return Diagnosis(
         tuple(told),
@@ -106,9 +105,9 @@ def by_cost(evidence: Evidence) -> list[Finding]:
 
 def resampled(table: StepTable) -> Counter[str]:
     """Return how often which bottleneck comes first where the steps are drawn anew."""
-    rows = len(table.table)
-    draws = np.random.default_rng(0).integers(0, rows, (limits.RESAMPLES, rows))
-    return Counter(by_cost(table.evidence(drawn))[0].name for drawn in draws)
+    drawn = limits.RESAMPLES, min(table.steps, limits.MOST_DRAWN)
+    draws = np.random.default_rng(0).integers(0, table.steps, drawn)
+    return Counter(by_cost(table.evidence(rows))[0].name for rows in draws)
 
 
 def lead(evidence: Evidence) -> float:
@@ -143,11 +142,10 @@ def too_short(steps: int) -> Finding:
 
 def too_close(agree: Counter[str]) -> Finding | None:
     """The resampled runs, of which `agree` counts the bottlenecks, do not agree."""
-    (first, times), *others = agree.most_common(2)
+    [(first, times)] = agree.most_common(1)
     if times >= limits.MIN_CONFIDENCE * limits.RESAMPLES:
         return None
-    seen = f"{times} of {limits.RESAMPLES} resampled runs say {first}, the others "
-    seen += f"{others[0][0]} or another (threshold {limits.MIN_CONFIDENCE:.0%})."
+    seen = f"{times} of {limits.RESAMPLES} resampled runs say {first}, the others something else."
     return unsure("too_close_to_call", seen, "Run longer (more steps), on a quiet machine.")
 
 
@@ -198,12 +196,13 @@ def unseen(evidence: Evidence) -> Finding | None:
 # -- what limits a verdict -------------------------------------------------------------------------
 
 
-def caveats(evidence: Evidence, run: RunData, seconds: float) -> dict[str, float]:
-    """Return what else had a part in the times of a run of which `seconds` were measured.
+def caveats(evidence: Evidence, run: RunData) -> dict[str, float]:
+    """Return what else had a part in the times of a run.
 
     Each, in words, comes with how much of the confidence it leaves, 0 to 1.
     """
     said = {}
+    seconds = run.length_s - run.warm_s
     use, crowded = evidence.use, evidence.crowded_by
     if crowded > limits.DISTURBS:
         taken = f"{use.others or 0.0:.1f} of {use.cores} cores meanwhile (`top` names them)"
@@ -211,7 +210,7 @@ def caveats(evidence: Evidence, run: RunData, seconds: float) -> dict[str, float
     if share := evidence.known("others_on_card"):
         said[f"Other programs computed on the same GPU: {share:.0%} of the time."] = 1 - share
     if spare := evidence.known("spare_card"):
-        said[f"{ON_THE_CPU} {spare}: {TO_THE_CARD}"] = 1.0
+        said[TO_THE_CARD.format(spare)] = 1.0
     if run.event("full"):
         said[f"The verdict is of the first {run.steps:,} steps: no more are recorded."] = 1.0
     if run.watched and seconds < limits.LONG_ENOUGH_S:

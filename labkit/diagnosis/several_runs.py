@@ -33,16 +33,14 @@ EXCHANGE_LESS = Remedy(
     "exchange_less",
     "Exchange gradients less often: with accumulation, only before an update (no_sync), or use a "
     "larger batch.",
-    "exchange",
 )
 FEED_RANK = Remedy(
-    "feed_rank", "Feed that rank: its disk, its share of the files, its num_workers.", "workers"
+    "feed_rank", "Feed that rank: its disk, its share of the files, its num_workers."
 )
 LOOK_AT_IT = Remedy(
     "look_at_the_slow_rank",
     "Do less often what that rank does alone, as all ranks wait for it; else look at what else "
     "runs there, its clock and its batches' sizes.",
-    "ranks",
 )
 LEAST_PASSES = 5  # of one batch: fewer look at what a batch is
 

@@ -35,30 +35,26 @@ LAGS_S = 1.0  # NVML's power is the mean of the last second (nvmlDeviceGetPowerU
 class StepTable:
     """The measured steps of a run: evidence can be drawn from all of them, and from resamples.
 
-    A row of `table` is the sum over a step, or over a few: its time by class (s), and the number of
-    steps.
+    `parts` (steps, classes) is how long each took, s.
     """
 
     def __init__(self, run: RunData, ranks_cores: float = 0.0):
         """Other ranks of the same job used `ranks_cores`: they are no other programs."""
         parts = split_steps(run.stamps[max(run.warmup - 1, 0) :])  # (steps, classes), s
         self.steps = len(parts) if parts.any() else 0  # stamps may show no time
-        self.seconds = float(parts.sum())
         self.known = known_of(run, parts, ranks_cores)
-        rows = np.column_stack([parts, np.ones(len(parts))])
-        blocks = np.array_split(rows, min(len(rows), limits.MOST_DRAWN) or 1)
-        self.table = np.array([block.sum(axis=0) for block in blocks])
+        self.parts = parts
 
     def evidence(self, rows: np.ndarray | slice = slice(None)) -> Evidence:
         """Return the evidence of all steps, or of the given rows (a resampled run)."""
-        *spent_s, steps = self.table[rows].sum(axis=0).tolist()
-        whole_s = sum(spent_s) or 1.0  # they may have taken no time
-        shares = {f"{part}_share": s / whole_s for part, s in zip(CLASSES, spent_s, strict=True)}
+        parts = self.parts[rows]
+        mean_us = dict(zip(CLASSES, (1e6 * parts.mean(axis=0)).tolist(), strict=True))
+        whole_us = sum(mean_us.values()) or 1.0  # they may have taken no time
         return self.known.but(
-            source=f"step stamps, {steps:.0f} steps",
-            wait_us=spent_s[0] / steps * 1e6,
-            compute_us=spent_s[2] / steps * 1e6,
-            **shares,
+            source=f"step stamps, {len(parts)} steps",
+            wait_us=mean_us["wait"],
+            compute_us=mean_us["compute"],
+            **{f"{part}_share": us / whole_us for part, us in mean_us.items()},
         )
 
 
@@ -94,13 +90,14 @@ def known_of(run: RunData, parts: np.ndarray, ranks_cores: float) -> Evidence:
 def _of_card(run: RunData) -> dict[str, Any]:
     """Return what a GPU showed."""
     heat = heat_of(run)
+    witness = witness_of(run, heat or 0.0)
     return {
         # None where the driver does not tell it (MIG, older drivers). A process that only has a
         # context there slows nobody down
         "others_on_card": mean_of(run, "others_sm"),
         "heat": heat,
-        "witness": witness_of(run, heat or 0.0),
-        "ahead_share": None if run.launches_only else run.busy_at_least,
+        "witness": witness,
+        "certain_share": 1.0 if witness and witness.idle == 0 else run.busy_at_least,
         "kernels": of_gpu(xray_of(run)),
     }
 
@@ -160,31 +157,33 @@ def witness_of(run: RunData, heat: float) -> Witness | None:
         return None
     ahead, least = run.busy_at_least or 0.0, busy - limits.WORTH_NAMING["launch"]
     said = f"for {ahead:.0%} of the time the device worked on a step that the host had issued in "
-    said += f"full (stamps; threshold {max(least, 0):.0%})"
+    said += "full (stamps)"
     words = [Witness(said, 0.0 if ahead > least else None)]
     active = mean_of(run, "sm", run.warm_s, limits.MIN_READINGS)
     if active is not None:
         share = active / busy
-        said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that counts as busy (GPM"
-        words.append(_word(said, share, share, limits.SMS_WORK, limits.SMS_REST))
+        said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that is busy (GPM)"
+        words.append(Witness(said, _idle(share, share, limits.SMS_WORK, limits.SMS_REST)))
     watts = mean_of(run, "power_w", run.warm_s + LAGS_S, limits.MIN_READINGS)
     limit = mean_of(run, "power_limit_w")
     if watts is not None and limit and heat < limits.HELD_DOWN:
         # A card that waits draws little. While busy it drew at most what it is if it drew nothing
         # else, and at least the mean
         drawn = watts / limit
-        said = f"the card drew {drawn:.0%} of its power limit (NVML"
-        words.append(_word(said, drawn, drawn / busy, limits.POWER_WORKS, limits.POWER_RESTS))
+        said = f"the card drew {drawn:.0%} of its power limit (NVML)"
+        idle = _idle(drawn, drawn / busy, limits.POWER_WORKS, limits.POWER_RESTS)
+        words.append(Witness(said, idle))
     return next((each for each in words if each.idle is not None), words[-1])
 
 
-def _word(said: str, least: float, most: float, works: float, rests: float) -> Witness:
-    """Judge a reading between `least` and `most`: from `works` on the device works."""
+def _idle(least: float, most: float, works: float, rests: float) -> float | None:
+    """Return the share of the busy time in which a device waited, by a reading.
+
+    That lies between `least` and `most`: from `works` on it worked; None where this cannot tell.
+    """
     if least >= works:
-        return Witness(f"{said}; threshold {works:.0%})", 0.0)
-    if most < rests:
-        return Witness(f"{said}; threshold {rests:.0%})", 1 - most / works)
-    return Witness(f"{said}; between {rests:.0%} and {works:.0%} it tells nothing)", None)
+        return 0.0
+    return 1 - most / works if most < rests else None
 
 
 # -- a watched loop --------------------------------------------------------------------------------
@@ -257,7 +256,6 @@ def of_trace(traced: Breakdown) -> Evidence:
     return Evidence(
         kind="gpu" if on_gpu else "cpu",
         source=source,
-        inside=source,
         wait_share=shares["dataloader"],
         copy_share=shares["memcpy"] + shares["memset"],
         compute_share=compute,

@@ -32,7 +32,7 @@ MIN_STEPS = 12  # measured, warm-up excluded: the bootstrap needs a distribution
 # two losses are as good as tied.
 MIN_CONFIDENCE = 0.60
 RESAMPLES = 60  # resolve a confidence of 0.60 to within 0.06 (binomial standard error)
-MOST_DRAWN = 5_000  # rows to draw from: a longer run is drawn in blocks of steps
+MOST_DRAWN = 5_000  # steps of each: of a longer run they are a part
 # Seconds of a watched loop: the machine is looked at four times a second, and fewer than
 # eight looks may miss a program that takes turns with the loop
 LONG_ENOUGH_S = 2.0

@@ -109,9 +109,8 @@ class Diagnosis(Result):
 
     def _repr_html_(self) -> str:
         what, why, do = (html.escape(line) for line in self.three_lines)
-        for words, address in self.findings[0].places.items():
-            place = html.escape(words)
-            do = do.replace(place, f"<a href='{html.escape(address)}'>{place}</a>", 1)
+        if page := self.findings[0].page:
+            do = do.replace(page, f"<a href='{page}'>{page}</a>", 1)
         text = f"<b>{what}</b><div>{why}</div><div style='white-space:pre-wrap'>{do}</div>"
         copied = copy_buttons({"PyTorch": self.findings[0].code})  # none for an empty text
         more = self.table()._repr_html_()

@@ -9,23 +9,21 @@ import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis import wall_shares
-from labkit.diagnosis.evidence import Evidence, asked
-from labkit.diagnosis.findings import LOSS, WARNING, Finding, Remedy, cause, loss
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.findings import LOSS, WARNING, Finding, Remedy, asked, cause, loss
 from labkit.diagnosis.hot_lines import Line
 
 # -- copies to the device ------------------------------------------------------------------------
 
-ONE_BLOCK = Remedy("one_block", "Send one contiguous block per batch.", "copies")
+ONE_BLOCK = Remedy("one_block", "Send one contiguous block per batch.")
 FEWER_BYTES = Remedy(
     "fewer_bytes_over",
     "Copy fewer bytes: images as uint8, a quarter of float32, other numbers as int16 or float16, "
     "half of it; convert and normalise them on the device.",
-    "copies",
 )
 COPY_AHEAD = Remedy(
     "copy_ahead",
     "Copy the next batch under the compute of this one (prefetch_to_device=True).",
-    "copies",
     {"prefetch_to_device": True},
 )
 PIN_MEMORY = Remedy(
@@ -33,7 +31,6 @@ PIN_MEMORY = Remedy(
     "Send one contiguous block per batch from pinned memory: pin_memory=True, then "
     "non_blocking=True, which does nothing for a batch in a class of your own that has no "
     "pin_memory().",
-    "copies",
     {"pin_memory": True, "non_blocking": True},
 )
 
@@ -99,21 +96,16 @@ VECTORISE = Remedy(
     "vectorise",
     "Vectorise it, do it in tensor operations, or take it out of the loop. What prepares a batch "
     "belongs in the dataset or in collate_fn, where the loader's workers do it.",
-    "lines",
 )
 LOG_RARELY = Remedy(
     "log_rarely",
     "Do it in every 50th step or less, buffered and without fsync, or in a thread of its own.",
-    "lines",
 )
-WAIT_ELSEWHERE = Remedy(
-    "wait_elsewhere", "Do it in a thread of its own, or between epochs.", "lines"
-)
+WAIT_ELSEWHERE = Remedy("wait_elsewhere", "Do it in a thread of its own, or between epochs.")
 FEED_THE_OTHER = Remedy(
     "feed_the_other",
     "Make that DataLoader once, outside the loop, with workers of its own: num_workers=2 to begin "
     "with, and persistent_workers=True. Or read it less often: a validation every few epochs.",
-    "workers",
 )
 BESIDES = {  # what a body does besides training, by the part of it; and what helps
     "python": ("Python", VECTORISE),
@@ -170,13 +162,11 @@ KEEP_LESS = Remedy(
     "Print every 100th step's time beside the sizes of what that line works on. Something may be "
     "kept from step to step, such as a list: empty it now and then, or memory runs out some time. "
     "Longer texts and larger images may grow on purpose.",
-    "lines",
 )
 KEEP_NUMBERS = Remedy(
     "keep_numbers",
     "Keep numbers instead of tensors with the graphs that made them: add loss.item(), append "
     "loss.detach(); and call backward() on the loss of this step alone.",
-    "lines",
 )
 
 
@@ -223,13 +213,11 @@ REMEDIES = {  # by the part of a script's time; with underscores these are the c
         "Validate in `with torch.inference_mode():`, after model.eval(): it needs no gradients. "
         "Then less often, on a part of the data, or with larger batches and workers for its "
         "DataLoader.",
-        "lines",
     ),
     wall_shares.BETWEEN: Remedy(
         "less_between",
         'Look at the lines whose phase is "between", and run them less often: checkpoints, '
         "metrics, plots, a loader that is built anew.",
-        "lines",
     ),
 }
 
@@ -243,10 +231,11 @@ def beside_training(evidence: Evidence) -> Finding | None:
     """
     whole = evidence.whole
     part = max(REMEDIES, key=whole.share)
-    if whole.share(part) < limits.BESIDE * whole.running:
+    outside = whole.share(wall_shares.BEFORE, wall_shares.AFTER)
+    share = whole.share(part) / max(1 - outside, 1e-9)
+    if share < limits.BESIDE:
         return None
-    share = whole.share(part) / whole.running
-    place = whole.place(part)
+    place = next(each["place"] for each in whole.parts if each["part"] == part)
     seen = f"of the time after the start is {part}{f' ({place})' if place else ''}"
     name = part.replace(" ", "_")
     return loss("host", name, share, seen, "passes over loaders", REMEDIES[part])

@@ -7,7 +7,7 @@ import re
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.causes.body import copies_in_the_body
 from labkit.diagnosis.causes.loader import INTO_A_DATASET
-from labkit.diagnosis.evidence import Evidence, asked
+from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import (
     DEVICE_LIMIT,
     LOOK_INSIDE,
@@ -15,6 +15,7 @@ from labkit.diagnosis.findings import (
     WARNING,
     Finding,
     Remedy,
+    asked,
     cause,
     loss,
 )
@@ -25,12 +26,10 @@ MORE_PER_CALL = Remedy(
     "more_per_call",
     "Give the device more work per call: a larger batch, batched operations instead of Python "
     "loops in forward, or torch.compile.",
-    "launches",
 )
 FUSED = Remedy(
     "fused_optimizer",
     "Use a fused optimizer (fused_optimizer=True).",
-    "launches",
     {"fused_optimizer": True},
 )
 
@@ -50,7 +49,6 @@ def larger_kernels(evidence: Evidence) -> tuple[Remedy, ...]:
             "Launch fewer and larger kernels: torch.compile (reduce-overhead adds CUDA graphs, but "
             "breaks gradient accumulation and records each batch size anew), a larger batch, no "
             ".item() in the step.",
-            "launches",
             {"compile": "reduce-overhead" if has_graphs else "default"},
         )
         found.append(compiled)
@@ -75,7 +73,7 @@ def tiny_operators(evidence: Evidence) -> Finding | None:
     seen += f"{count:g} operators of under 10 µs per step"
     remedies = (MORE_PER_CALL, *larger_kernels(evidence))
     name = "Python_and_tiny_operators"
-    return loss("launch", name, lost, seen, evidence.inside, *remedies)
+    return loss("launch", name, lost, seen, "x-ray", *remedies)
 
 
 NO_SYNCHRONISING = Remedy(
@@ -83,7 +81,6 @@ NO_SYNCHRONISING = Remedy(
     "Do not wait for the device in every step: collect losses on it, and read them rarely. A "
     "package has a setting for that: TrainingArguments(logging_nan_inf_filter=False) of Hugging "
     "Face's Trainer. A GradScaler waits as well: autocast to BF16 needs none.",
-    "launches",
     code="# total += loss.detach()  # and only now and then: total.item()\n",
 )
 
@@ -133,7 +130,6 @@ OUT_OF_THE_LOOP = Remedy(
     "out_of_the_loop",
     "Take logging, checkpoints, evaluation, preparing data and .item() out of the loop, or do them "
     "rarely or in another process; with_stack=True of torch.profiler records where they are.",
-    "lines",
 )
 
 
@@ -173,7 +169,6 @@ def outside_pytorch(evidence: Evidence) -> Finding | None:
 OVERLAP_EXCHANGE = Remedy(
     "overlap_exchange",
     "Overlap or thin out the exchange: larger buckets, no_sync(), a larger batch.",
-    "exchange",
 )
 
 
@@ -192,7 +187,7 @@ def collectives(evidence: Evidence) -> Finding | None:
     if late is not None:
         seen += f"; {ranks.headline}"
         look = f"Look into the trace of rank {late} first: the others wait for it."
-        remedy = Remedy("look_into_the_late_trace", look, "ranks")
+        remedy = Remedy("look_into_the_late_trace", look)
     name = "exposed_collectives"
     return loss("communication", name, lost, seen, evidence.source, remedy, rank=late)
 
@@ -202,7 +197,6 @@ def collectives(evidence: Evidence) -> Finding | None:
 BF16 = Remedy(
     "bf16",
     "Set precision='bf16' and compare the losses.",
-    "formats",
     {"precision": "bf16"},
 )
 
@@ -239,10 +233,9 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
         "sixteen_bits",
         "Use 16-bit autocast: BF16 on Ampere and later cards, FP16 with a GradScaler before; sizes "
         "in multiples of 8.",
-        "formats",
         {"precision": formats[0]} if formats else {},
     )
-    return loss("precision", "no_Tensor_Cores", lost, seen, evidence.inside, sixteen_bits)
+    return loss("precision", "no_Tensor_Cores", lost, seen, "profiler", sixteen_bits)
 
 
 @cause(LOSS)
@@ -254,14 +247,13 @@ def elementwise(evidence: Evidence) -> Finding:
     lost = evidence.in_xray("fusible_us") * evidence.compute_share
     seen = "of the time goes to passes over memory that one fused pass would save"
     name, remedies = "elementwise_chains", larger_kernels(evidence)
-    return loss("memory_bandwidth", name, lost, seen, evidence.inside, *remedies)
+    return loss("memory_bandwidth", name, lost, seen, "x-ray", *remedies)
 
 
 PAD_LESS = Remedy(
     "pad_less",
     "Batch sequences of a length together, pad to the longest of a batch, or pack several in a "
     "row. Where the model leaves padding out, as with pack_padded_sequence, it costs nothing.",
-    "padding",
 )
 
 
@@ -301,7 +293,6 @@ SINGLE_PRECISION = Remedy(
     "Train in float32, and compare the metric. NumPy's arrays are float64 unless told otherwise, "
     "and torch.from_numpy keeps that. What it brings is unknown: measure it with a run before and "
     "after.",
-    "formats",
     code="# model = model.float()  # in place of double()\n"
     "# and each batch, better once in the dataset: batch.float()\n",
 )

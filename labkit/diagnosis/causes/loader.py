@@ -10,8 +10,8 @@ import math
 from dataclasses import replace
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.evidence import Evidence, asked
-from labkit.diagnosis.findings import LATE, LOSS, Finding, Remedy, cause, found, gain_without
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.findings import LATE, LOSS, Finding, Remedy, asked, cause, found, gain_without
 from labkit.diagnosis.hot_lines import MAKING, Line
 from labkit.knobs import Setting, as_typed
 from labkit.spec import WITHOUT_WORKERS
@@ -75,7 +75,6 @@ FETCH_AT_ONCE = Remedy(
     "The items are cheap: taking them one by one, stacking them and sending them from a worker is "
     "most of the work. Fetch a batch at once: index the tensors with a batch of indices, without a "
     "DataLoader; where dataset[[0, 1]] works, a BatchSampler as the DataLoader's sampler does so.",
-    "items",
     code="# sampler = BatchSampler(RandomSampler(dataset), batch_size=32, drop_last=False)\n"
     "# loader = DataLoader(dataset, sampler=sampler, batch_size=None)\n",
 )
@@ -83,18 +82,14 @@ IN_THE_LOOP = Remedy(
     "batches_in_the_loop",
     "Make batches in the loop (num_workers=0): to send them from another process costs more than "
     "it saves.",
-    "workers",
     {"num_workers": 0, **WITHOUT_WORKERS},
 )
 INTO_A_DATASET = Remedy(
     "into_a_dataset",
     "Prepare batches in a Dataset that a DataLoader with workers reads, or with more workers or "
     "threads of a loader's own.",
-    "workers",
 )
-CHEAPER_ITEMS = Remedy(
-    "cheaper_items", "Do less work per item, or do it once before training.", "workers"
-)
+CHEAPER_ITEMS = Remedy("cheaper_items", "Do less work per item, or do it once before training.")
 
 
 def settings(evidence: Evidence) -> tuple[Remedy, ...]:
@@ -107,14 +102,14 @@ def settings(evidence: Evidence) -> tuple[Remedy, ...]:
         remedies.append(IN_THE_LOOP)
     if deeper and deeper != evidence.knobs.get("prefetch_factor") and evidence.stalls:
         text = f"Raise prefetch_factor to {deeper}: the queue does not ride out the stalls."
-        remedies.append(Remedy("deeper_queue", text, "queue", {"prefetch_factor": deeper}))
+        remedies.append(Remedy("deeper_queue", text, {"prefetch_factor": deeper}))
     if number and number != now and not is_cheap and not evidence.batch_on_gpu:
         changes: dict[str, Setting] = {"num_workers": number}
         if evidence.watched and not now:
             changes["persistent_workers"] = True
         text = f"Prepare batches in other processes: {as_typed(changes)}."
         text += SHARE_OUT if evidence.code.streams else ""
-        remedies.append(Remedy("set_num_workers", text, "workers", changes))
+        remedies.append(Remedy("set_num_workers", text, changes))
     elif now is None and evidence.known("trace") is None:
         remedies.append(INTO_A_DATASET)
     return tuple(remedies) or (CHEAPER_ITEMS,)
@@ -165,7 +160,6 @@ RAISE_AN_ERROR = Remedy(
     "raise_an_error_instead",
     "Have the loader raise an error instead of waiting for ever, and start workers anew instead of "
     "forking: OpenCV, HDF5 and tokenizers may deadlock after a fork (cv2.setNumThreads(0)).",
-    "lines",
     code="# DataLoader(..., timeout=60, multiprocessing_context='spawn')\n",
 )
 
@@ -189,7 +183,6 @@ ONE_THREAD = Remedy(
     "MKL_NUM_THREADS=1 in front of the command, or these lines above all imports (PyTorch limits "
     "only its own threads; OpenCV needs cv2.setNumThreads(0) in the dataset). `labkit tune` tries "
     "it on your script.",
-    "workers",
     code='# for library in ("OMP", "OPENBLAS", "MKL"):  # above all other imports\n'
     '#     os.environ[f"{library}_NUM_THREADS"] = "1"\n',
 )
@@ -216,14 +209,12 @@ KEEP_WORKERS = Remedy(
     "persistent_workers",
     "Keep the workers between epochs, with what they have cached: persistent_workers=True, in a "
     "loader that is made once, above the loop over the epochs.",
-    "epochs",
     {"persistent_workers": True},
 )
 READ_ONCE = Remedy(
     "read_once",
     "Build what the first epoch builds, and read what it reads, once before training. Where the "
     "page cache did it, time later epochs only, or copy the data to a local disk first.",
-    "epochs",
 )
 
 
@@ -285,7 +276,6 @@ FEWER_PIECES = Remedy(
     "fewer_pieces",
     "Send less from a worker: one tensor for each part of a batch in place of lists, dicts and "
     "many small tensors; images as uint8, which the loop scales; compare pin_memory on and off.",
-    "items",
 )
 
 
