@@ -15,7 +15,6 @@ from planted import QUICK, wait_until
 from played_gpu import GPU, MS, log, play
 
 from labkit.api import launch
-from labkit.diagnosis.findings import NEIGHBOUR
 from labkit.process import launcher
 from labkit.stamps.events import EventLog
 from labkit.stamps.record import Tail
@@ -258,7 +257,7 @@ def test_a_card_is_shared_where_others_compute_and_not_where_they_rest(who, scen
     sample, (_, others_sm, is_shared) = scenes[who], SCENES[who]
     assert sample["others_sm"] == others_sm
     found = verdict(tmp_path, sample)
-    assert (found.findings[0].cause == NEIGHBOUR) == is_shared
+    assert (found.findings[0].cause == "neighbour") == is_shared
     assert found.bottleneck == ("unsure" if is_shared else "input")
     if is_shared:
         assert "45% of the time" in found.evidence

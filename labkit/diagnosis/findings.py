@@ -8,6 +8,7 @@ docstring has the condition, and the thresholds in it by their names in `thresho
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -34,11 +35,9 @@ BOTTLENECKS = {  # every name that a diagnosis can give
     "unsure": "no verdict",
 }
 BESIDE_TRAINING = ("validation", "between_epochs")  # causes of "host" outside the training loop
-NEIGHBOUR = "neighbour"  # the cause where others use the cores
-DEVICE_LIMIT = "the_device_is_the_limit"  # the cause where no loss is worth a name
 
 CAUSES_OF = {  # {page of the folder `symptoms` beside the notebooks: the causes that it explains}
-    "busy-device": (DEVICE_LIMIT, "low_MFU", "elementwise_chains"),
+    "busy-device": ("the_device_is_the_limit", "low_MFU", "elementwise_chains"),
     "copies": ("copies",),
     "costly-items": ("item", "collate", "slow_line", "cores"),
     "epoch-start": ("workers_restart", "cold_start"),
@@ -46,7 +45,7 @@ CAUSES_OF = {  # {page of the folder `symptoms` beside the notebooks: the causes
     "hang": ("hang",),
     "launches": ("issuing_work", "gaps_or_small_kernels", "Python_and_tiny_operators"),
     "loop-body": ("sync", "python", "logging", "waiting", "loader", "host_work"),
-    "neighbour": (NEIGHBOUR, "throttle"),
+    "neighbour": ("neighbour", "throttle"),
     "no-verdict": (
         "too_short",
         "too_close_to_call",
@@ -129,7 +128,7 @@ Rule = Callable[[Evidence], Finding | None]
 LOSS = "loss"  # what costs device time: the losses of each bottleneck add up
 LATE = "late"  # why the loop waits for data: the first that is found counts
 WARNING = "warning"  # said whatever it costs
-CAUSES: dict[str, list[Rule]] = {LOSS: [], LATE: [], WARNING: []}
+CAUSES: dict[str, list[Rule]] = defaultdict(list)
 
 
 def cause(when: str) -> Callable[[Rule], Rule]:

@@ -69,8 +69,7 @@ def of_traced(traced: Breakdown | RankTraces) -> Diagnosis:
     """Diagnose what was read from the trace of a rank, or from those of several."""
     evidence = of_trace(traced) if isinstance(traced, Breakdown) else of_traces(traced)
     findings = tuple(worded(each, evidence) for each in by_cost(evidence))
-    unjudged = not_judged(evidence)
-    return Diagnosis(findings, lead(evidence), evidence.source, not_judged=unjudged)
+    return Diagnosis(findings, lead(evidence), evidence.source, not_judged=not_judged(evidence))
 
 
 def losses(evidence: Evidence) -> tuple[list[Finding], dict[str, float]]:

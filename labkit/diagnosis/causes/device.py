@@ -9,7 +9,6 @@ from labkit.diagnosis.causes.body import copies_in_the_body
 from labkit.diagnosis.causes.loader import INTO_A_DATASET
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import (
-    DEVICE_LIMIT,
     LOOK_INSIDE,
     LOSS,
     WARNING,
@@ -68,9 +67,7 @@ def tiny_operators(evidence: Evidence) -> Finding | None:
     lost = evidence.compute_share * evidence.in_xray("gap_us", "tiny_us")
     if evidence.kind != "cpu":
         return None
-    count = evidence.xray.get("tiny_ops") or 0
-    seen = "of the time, inside the compute, goes to Python and to dispatching "
-    seen += f"{count:g} operators of under 10 µs per step"
+    seen = "of the time, inside the compute, goes to Python and to operators of under 10 µs"
     remedies = (MORE_PER_CALL, *larger_kernels(evidence))
     name = "Python_and_tiny_operators"
     return loss("launch", name, lost, seen, "x-ray", *remedies)
@@ -349,4 +346,4 @@ def nothing_lost(evidence: Evidence, losses: dict[str, float]) -> Finding:
     seen += f"threshold; the nearest is {name} with {losses[name]:.0%} (threshold {limit[name]:.0%}"
     seen += f"; {evidence.source})."
     advice = PROFILE_THE_OPERATORS if evidence.watched else NOTHING_LEFT
-    return Finding("compute", DEVICE_LIMIT, evidence=seen, advice=advice)
+    return Finding("compute", "the_device_is_the_limit", evidence=seen, advice=advice)
