@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas
 
     from labkit.bench.stopwatch import Bench
-    from labkit.view.panels import FunctionPanel
+    from labkit.view.panel import FunctionPanel
     from labkit.view.rows_figure import Rows
 
 
@@ -74,7 +74,7 @@ def measure(
         if not wait:
             return started
         if in_notebook():
-            from labkit.view.panels import FunctionPanel
+            from labkit.view.panel import FunctionPanel
 
             return wait_for_rows(started, FunctionPanel(spec, source, drawing, started))
         return wait_for_rows(started, Display())

@@ -100,7 +100,7 @@ def plot_measured(
 
 
 def _tidied(
-    table: Rows, x: str, y: str, by: str | None = None, is_beside: bool = False
+    table: Rows, x: str, y: str, by: str | None, is_beside: bool = False
 ) -> pandas.DataFrame:
     """Return what is drawn of a table, as it is now, in a row for each of its rows.
 

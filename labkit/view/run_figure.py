@@ -22,7 +22,7 @@ from labkit.view import FIGURE_PX
 from labkit.view.live_frame import binned
 from labkit.view.rows_figure import plot
 from labkit.view.style import (
-    COMPUTE,
+    GREEN,
     INK,
     PARTS,
     Picture,
@@ -84,7 +84,7 @@ def _draw_whole(axes: Axes, runs: Mapping[str, RunData], marked_s: tuple[float, 
     run = runs["this run"]
     shares, edges = binned(run)
     label = f"busy share of every {1e3 * edges[1]:.3g} ms"
-    axes.stairs(shares, edges, fill=True, label=label, color=COMPUTE, alpha=0.4)
+    axes.stairs(shares, edges, fill=True, label=label, color=GREEN, alpha=0.4)
     seconds, samples = readings_of(run, "gpu_now")  # a missing one is NaN: a gap
     if np.isfinite(samples).any():
         axes.plot(seconds, samples, ".-", markersize=2.5, linewidth=0.8, label="nvidia-smi (NVML)")
@@ -130,8 +130,9 @@ def draw_ranks(ranks: RanksData, bottleneck: str) -> Figure:
     if times is None:
         return page(f"{count}, no numbers", notes)[0]
     title = f"{count}: {ranks.throughput:,.0f} samples/s together; bottleneck: {bottleneck}"
-    rows = times[[*RANK_PARTS]].rename(index=lambda rank: f"rank {rank}", columns=RANK_PARTS)
-    figure = draw_stacks(title, notes, rows, "share of wall time, warm-up left out")
+    rows = times.rename(index=lambda rank: f"rank {rank}", columns=RANK_PARTS)
+    widths = rows.loc[:, [*RANK_PARTS.values()]]
+    figure = draw_stacks(title, notes, widths, "share of wall time, warm-up left out")
     figure.axes[0].set_xlim(0, 1)
     figure.axes[0].xaxis.set_major_formatter(PercentFormatter(1))
     return figure

@@ -31,7 +31,6 @@ PARTS = {
     "compute": ("compute", GREEN),
     "other": ("other", "#BBBBBB"),
 }
-COMPUTE = GREEN
 # Of what is stacked or has a lane; any other has the next of LINES, and a lane the blue
 COLOURS = {
     **dict(PARTS.values()),
