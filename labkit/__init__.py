@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from labkit.traces.public import public_trace
     from labkit.traces.read import trace
     from labkit.view.measuring import measure, peaks
-    from labkit.view.panels import panel
+    from labkit.view.panel import panel
     from labkit.view.rows_figure import plot
     from labkit.view.running import distributed, improve, run, sweep, tune
     from labkit.view.watch_live import watch
@@ -46,7 +46,7 @@ _HOMES = {  # public name: the module that defines it
     "load": "labkit.api",
     "machine": "labkit.results.hardware",
     "measure": "labkit.view.measuring",
-    "panel": "labkit.view.panels",
+    "panel": "labkit.view.panel",
     "peaks": "labkit.view.measuring",
     "Pipeline": "labkit.spec",
     "plot": "labkit.view.rows_figure",

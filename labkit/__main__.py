@@ -131,7 +131,7 @@ def watch(options: argparse.Namespace) -> Found:
     write_report(found, options.html)
     if options.json:
         return found, code
-    say(f"labkit watch: {found.text}")  # stdout is the script's own
+    say(f"labkit watch: {found['text']}")  # stdout is the script's own
     return None, code
 
 
@@ -231,7 +231,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say("labkit: interrupted")
         return 130
     if options.json:
-        print(json.dumps(found.to_dict(), allow_nan=False))
+        values = found if isinstance(found, dict) else found.to_dict()
+        print(json.dumps(values, allow_nan=False))
     elif found is not None:
         print(printable(str(found)))
     return code

@@ -225,8 +225,8 @@ def test_the_script_has_the_same_open_files_as_without_us(redirected, tmp_path):
 @posix_signals
 def test_what_could_not_be_watched_has_its_reason_and_is_no_verdict(command, says):
     found, code = watch_script(command)
-    assert (code, found.values["bottleneck"], found.values["findings"]) == (0, None, [])
-    assert says in found.text and "lk.watch(loader)" in found.text
+    assert (code, found["bottleneck"], found["findings"]) == (0, None, [])
+    assert says in found["text"] and "lk.watch(loader)" in found["text"]
 
 
 def test_a_script_runs_plainly_where_nothing_can_be_recorded_and_that_is_said_once(
@@ -238,7 +238,7 @@ def test_a_script_runs_plainly_where_nothing_can_be_recorded_and_that_is_said_on
     found, exit_code = watch_script([sys.executable, "-c", code])
     said = capfd.readouterr()
     assert exit_code == 6 and said.out == "False\n" and not said.err
-    assert "not recorded: [Errno 28] No space left" in found.text
+    assert "not recorded: [Errno 28] No space left" in found["text"]
 
 
 OWN_LABKIT = """

@@ -27,7 +27,7 @@ CLASSES = (  # of the time of a step, in the order of priority
 )
 
 GRAPHS = "CUDA graphs were launched: some profilers miss the kernels inside them."  # a note
-LISTED = 6  # kernels that changed most
+LISTED = 6  # kernels that took most time, or changed most
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,15 +117,24 @@ class Breakdown(Result):
 
         Or from `start_ms` to `end_ms` after the start of the first step.
         """
-        from labkit.view.analysis_figures import draw_timeline
+        from labkit.view.run_figure import draw_timeline
 
         return draw_timeline(self.source, self.lanes, start_ms, end_ms)
 
     def plot(self) -> Figure:
-        """Draw the average step as bars."""
-        from labkit.view.analysis_figures import draw_trace
+        """Draw the average step as bars; one without device activity has no idle gaps."""
+        import pandas
 
-        return draw_trace(self)
+        from labkit.view.rows_figure import plot
+
+        rows = [(words_of(name), us, "time of a step") for name, us in self.class_us.items()]
+        rows += [(f"idle: {words_of(name)}", us, "idle") for name, us in self.idle.items()]
+        for place, each in enumerate(self.top_kernels[:LISTED], 1):  # names begin alike
+            us = each["total_us"] / self.steps
+            rows.append((f"{place}. {each['name'][:40]}", us, "top kernels"))
+        table = pandas.DataFrame([row for row in rows if row[1]], columns=["name", "ms", "what"])
+        table["ms"] /= 1e3
+        return plot(table, "name", "ms", "what", title=self.table().title)
 
     def table(self) -> Table:
         """Return the classes of the step, and below them idle time, Tensor Cores and notes."""
@@ -194,10 +203,14 @@ class TraceComparison(Result):
         return table.loc[[*CLASSES, *kernels.index]]
 
     def plot(self) -> Figure:
-        """Draw what changed, as bars."""
-        from labkit.view.analysis_figures import draw_comparison
+        """Draw the average step of both by class."""
+        import pandas
 
-        return draw_comparison(self)
+        from labkit.view.run_figure import draw_stacks
+
+        times_us = pandas.DataFrame({"before": self.before.class_us, "after": self.after.class_us})
+        widths = times_us.rename(words_of).T / 1e3
+        return draw_stacks(self.table().title, [], widths, "ms of the average step")
 
     def to_dict(self) -> dict[str, object]:
         """Return both traces' sources and the changes."""

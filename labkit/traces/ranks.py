@@ -74,7 +74,7 @@ class RankTraces(Result):
 
     def timeline(self) -> Figure:
         """Draw when the first rank and the straggler computed and were in collectives."""
-        from labkit.view.analysis_figures import draw_timeline
+        from labkit.view.run_figure import draw_timeline
 
         shown = [each for each in self.ranks if each.rank in (self.ranks[0].rank, self.straggler)]
         began_ns = min(each.began_ns for each in shown)

@@ -1,11 +1,11 @@
-"""The figures of runs: one with its teeth, one's ranks, and a sweep of them.
+"""The figures of runs: one with its teeth, one's ranks, and a sweep of them; those of traces.
 
 The teeth are true intervals, never samples, and only those of a short stretch are drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pandas
@@ -22,7 +22,7 @@ from labkit.view import FIGURE_PX
 from labkit.view.live_frame import binned
 from labkit.view.rows_figure import plot
 from labkit.view.style import (
-    COMPUTE,
+    GREEN,
     INK,
     PARTS,
     Picture,
@@ -35,7 +35,8 @@ from labkit.view.style import (
 
 WINDOW_STEPS = 10  # of the slower run, in the stretch that is enlarged; of two runs half as many
 TEETH, WHOLE, STEP = 1.1, 1.4, 0.25  # heights of the axes, relative to each other
-AROUND_IN, ROW_IN = 1.0, 0.3  # heights of what is around rows, and of a row, inches
+AROUND_IN, ROW_IN = 1.0, 0.3  # heights of what is around stacks, and of each, inches
+AROUND_LANES_IN, LANE_IN = 0.5, 0.26
 SINCE = "s since the first batch was asked for"
 LANES = ("loop waits for data", "copy", "device busy")
 RANK_PARTS = {  # part of RankTimes: its name, as stacked
@@ -58,7 +59,7 @@ def draw_run(run: RunData, before: RunData | None) -> Picture:
     if run.utilization is None:
         why = "utilization needs two steps or more, without the warm-up, and the device's own times"
         return page(f"Nothing to draw: {why}.", [*notes, run.machine.line])[0]
-    title = f"{run.throughput:,.0f} {run.unit}/s, {run.machine.kind.upper()} busy {run.busy_text}"
+    title = run.in_short
     if before is not None and (speedup := (compared := ComparedRuns(before, run)).speedup):
         title = f"{changes(compared)}: {speedup:.1f}x the throughput; {title}"
     runs = {name: each for name, each in runs.items() if each.utilization is not None}
@@ -83,7 +84,7 @@ def _draw_whole(axes: Axes, runs: Mapping[str, RunData], marked_s: tuple[float, 
     run = runs["this run"]
     shares, edges = binned(run)
     label = f"busy share of every {1e3 * edges[1]:.3g} ms"
-    axes.stairs(shares, edges, fill=True, label=label, color=COMPUTE, alpha=0.4)
+    axes.stairs(shares, edges, fill=True, label=label, color=GREEN, alpha=0.4)
     seconds, samples = readings_of(run, "gpu_now")  # a missing one is NaN: a gap
     if np.isfinite(samples).any():
         axes.plot(seconds, samples, ".-", markersize=2.5, linewidth=0.8, label="nvidia-smi (NVML)")
@@ -129,11 +130,48 @@ def draw_ranks(ranks: RanksData, bottleneck: str) -> Figure:
     if times is None:
         return page(f"{count}, no numbers", notes)[0]
     title = f"{count}: {ranks.throughput:,.0f} samples/s together; bottleneck: {bottleneck}"
-    figure, [axes] = page(title, notes, [AROUND_IN + ROW_IN * len(times)])
     rows = times.rename(index=lambda rank: f"rank {rank}", columns=RANK_PARTS)
-    stack(axes, rows.loc[:, [*RANK_PARTS.values()]])
-    axes.set(xlabel="share of wall time, warm-up left out", xlim=(0, 1))
-    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    widths = rows.loc[:, [*RANK_PARTS.values()]]
+    figure = draw_stacks(title, notes, widths, "share of wall time, warm-up left out")
+    figure.axes[0].set_xlim(0, 1)
+    figure.axes[0].xaxis.set_major_formatter(PercentFormatter(1))
+    return figure
+
+
+@our_style
+def draw_stacks(title: str, notes: Iterable[str], widths: pandas.DataFrame, what: str) -> Picture:
+    """Draw a stack for each row of `widths`, which are of `what`."""
+    figure, [axes] = page(title, notes, [AROUND_IN + ROW_IN * len(widths)])
+    stack(axes, widths)
+    axes.set_xlabel(what)
+    return figure
+
+
+@our_style
+def draw_timeline(
+    title: str,
+    lanes: Mapping[str, np.ndarray],
+    start_ms: float | None = None,
+    end_ms: float | None = None,
+) -> Picture:
+    """Draw when each lane of a trace was active; lines mark the steps.
+
+    Args:
+        title: What it is a trace of.
+        lanes: (n, 2) starts and ends in ms, by what is active, or "rank 3: " and that; also of the
+            "steps", which may be missing.
+        start_ms: Where the picture begins: with the first step, else with the first activity.
+        end_ms: Where it ends: with the second step, else with the last activity.
+    """
+    active = {name: spans for name, spans in lanes.items() if name != "steps"}
+    steps = lanes.get("steps", np.empty((0, 2)))
+    shown = steps[:2] if len(steps) else np.concatenate([*lanes.values()])
+    start = shown.min() if start_ms is None else start_ms
+    end = shown.max() if end_ms is None else end_ms
+    figure, [axes] = page(title, [], [AROUND_LANES_IN + LANE_IN * len(active)])
+    draw_lanes(axes, active, start, end)
+    axes.vlines(steps[:, 0], -1, len(active), INK, linewidth=0.8)
+    axes.set_xlabel("ms")
     return figure
 
 

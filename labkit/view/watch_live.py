@@ -35,13 +35,14 @@ class Watch(StandIn, LoopRecorder):
     All passes over it are one Run, which ends with the notebook cell, the script or `close()`.
     """
 
+    model: Any = None
+    _display: Display | None = None
+
     def __init__(self, loader: Any, live: bool = True, made: tuple = ()):
         """Watch `loader`; `made` is where that was done, and whose batches it has."""
         super().__init__(loader)
         self.live = live
         self.made = made
-        self.model: Any = None
-        self._display: Display | None = None
 
     def __iter__(self) -> Iterator[Any]:
         recorded = None
