@@ -122,7 +122,6 @@ class WorkerEvidence(Measures):
     cpu_share: float  # CPU time over the time that one prepares items; above 1 with more threads
     idle_share: float  # time in which the average worker had no batch to make
     library_threads: int = 0  # that compute in each beside its own; 0: none, or not counted
-    slowest: str = ""  # the slowest items that they prepared, in words
     hang: Hang  # of a worker that had work, and finished no item
 
 

@@ -141,7 +141,6 @@ def _workers(run: RunData) -> WorkerEvidence | None:
         idle_share=rows.idle_share.mean(),
         library_threads=int(rows.library_threads.max()),
         hang=None if hang is None or hang.worker is None else hang,  # the loop's own
-        slowest=seen.slowest,
     )
 
 

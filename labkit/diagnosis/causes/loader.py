@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.evidence import Evidence, WorkerEvidence, asked
+from labkit.diagnosis.evidence import Evidence, asked
 from labkit.diagnosis.findings import LATE, LOSS, Finding, Remedy, cause, found, gain_without
 from labkit.diagnosis.hot_lines import MAKING
 from labkit.knobs import Setting, as_typed
@@ -138,9 +138,6 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     seen = f"{wait:.0%} of the time is spent waiting for the next batch ({evidence.source}). "
     if evidence.stalls:
         seen += f"{evidence.stall_share:.0%} of that falls into a tenth of the steps: stalls. "
-        workers: WorkerEvidence | None = evidence.known("workers")
-        if workers and workers.slowest:
-            seen += f"The slowest items are {workers.slowest}. "
     lines = why.lines or evidence.loading_lines
     if lines and not why.lines:
         seen += f"Most of making a batch is in {lines[0].what}. "
