@@ -17,7 +17,6 @@ from labkit.diagnosis.hot_lines import Line, Lines, Loop
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.wall_shares import WallShares
 from labkit.diagnosis.witnesses import Heat, Witness
-from labkit.instruments.growth import Grown
 from labkit.knobs import Setting
 from labkit.results.core_use import CoreUse
 from labkit.results.device_peaks import Peak
@@ -176,7 +175,9 @@ class Evidence(Measures):
     loop: Loop
     host_wait_share: float = 0.0  # its host waits for a batch, whatever the device does
     body: Mapping[str, float] = {}  # of its body: no training
-    growth: tuple[Grown, ...] = ()  # of a watched loop, what keeps the graphs of ever more steps
+    growth: tuple[
+        dict[str, Any], ...
+    ] = ()  # of a watched loop, what keeps the graphs of ever more steps
     weights_dtype: str  # of most of what it trains, as "float32"
     spare_card: str  # the name of a GPU here that its model on the CPU leaves alone
     batch: Batch = Batch()

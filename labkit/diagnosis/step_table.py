@@ -95,7 +95,10 @@ def known_of(run: RunData, parts: np.ndarray, ranks_cores: float) -> Evidence:
         epochs=_epochs(run),
         whole=shares_of(run),
         host_wait_share=float((ready - asked).sum() / max((done - asked).sum(), 1)),
-        growth=tuple(each for each in run.fact_of("growth", "found", default=()) if each["graph"]),
+        # of older records some grow without graphs
+        growth=tuple(
+            each for each in run.fact_of("growth", "found", default=()) if each.get("graph", True)
+        ),
         weights_dtype=job.get("weights_dtype"),
         batch=_batch(run, job),
         # not worth a word to what computes no model

@@ -50,7 +50,6 @@ class Handle:
         self.plan = Order(
             kernel_pid=os.getpid(),
             system=family.this_system(),
-            idle_s=None,
             bench=[*python, module, str(self.folder)],
             telemetry=[*python, "labkit.instruments.telemetry"],
         )
