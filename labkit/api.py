@@ -266,7 +266,7 @@ def launch(
         said = {"pipeline": knobs, "watched": {"loader": f"DataLoader({source.name})"}}
     kind = launcher.RANKS if "ranks" in asked else launcher.BENCH
     try:
-        with launcher.starting(kind, None) as handle:
+        with launcher.starting(kind) as handle:
             run = handle.folder.name
             order: Any = {"run": run, "cache": str(folders.home()), "fault": fault, **asked}
             if source is not None:

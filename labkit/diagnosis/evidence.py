@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from labkit.diagnosis.hot_lines import Lines
     from labkit.diagnosis.wall_shares import WallShares
-    from labkit.instruments.growth import Grown
     from labkit.traces.breakdown import Breakdown
     from labkit.traces.ranks import RankTraces
 
@@ -96,7 +95,7 @@ class Evidence:
     body_s: np.ndarray  # (steps,) of all steps: how long their bodies took
     growth: float  # of its last steps over the first, where they take longer and longer
     grown_share: float  # what they take beyond the first
-    variables: Sequence[Grown] = ()  # that keep the graphs of ever more steps
+    variables: Sequence[dict[str, Any]] = ()  # that keep the graphs of ever more steps
     weights_dtype: str  # of most of what it trains, as "float32"
     spare_card: str  # the name of a GPU here that its model on the CPU leaves alone
     batch_dtype: str  # of the largest array in its first batch

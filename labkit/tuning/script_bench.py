@@ -26,6 +26,7 @@ import psutil
 from labkit.api import Run
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.several_runs import judge_runs, runs_in
+from labkit.instruments.loader_knobs import in_flight
 from labkit.knobs import Settings
 from labkit.process import folders
 from labkit.process.family import LINUX, MARK, descendants, die_with, end_marked, exit_name
@@ -34,7 +35,7 @@ from labkit.results.run_data import RunData
 from labkit.spec import LOADER_KNOBS
 from labkit.stamps.interrupts import held
 from labkit.tuning.search_result import THREADS, Tuning
-from labkit.tuning.trial import Outcome, Trial, in_flight, of_loader
+from labkit.tuning.trial import Outcome, Trial, of_loader
 from labkit.watching.headroom import KEPT_BATCHES
 from labkit.watching.run_folders import folders_in, hooked
 from labkit.watching.trial_hook import Order
