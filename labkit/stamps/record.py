@@ -170,8 +170,8 @@ def _as_of_today(event: Event) -> Event:
     """Return an event of an older record, made before `lk.measure` was, as it is written today."""
     name = event["event"]
     if name == "measurement":
-        values = {"of": event["of"], **event["case"], **(event.get("values") or {})}
-        return {**event, "event": "row", "values": values}
+        values = {"of": event["of"]} | event["case"] | (event.get("values") or {})
+        return event | {"event": "row", "values": values}
     if name == "skipped":
         values = {"of": event["what"]}
         return {"event": "row", "values": values, "error": event["why"], "kind": "skipped"}

@@ -91,7 +91,7 @@ def peaks(*, again: bool = False) -> Peaks:
     """
 
     def peak(bench: Bench, of: str) -> dict[str, object]:
-        from labkit.bench.peaks import measured  # in the bench: this process needs no torch
+        from labkit.bench.roofline import measured  # in the bench: this process needs no torch
 
         return measured(bench, of, again=again)
 
