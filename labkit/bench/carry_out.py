@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from labkit.bench import data, handoff, user_dataset, xray
 from labkit.bench.loop import Trainer, Trains, train
-from labkit.bench.quick_runs import shorten
+from labkit.bench.quick_runs import quick_run
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.roofline import work_of
 from labkit.instruments import loader_workers, machine, resources
@@ -30,7 +30,11 @@ from labkit.stamps.events import EventLog
 from labkit.stamps.step_ring import StepRing
 from labkit.stamps.timeline import make_timeline
 
-LEAST_TO_LOOK = 20  # steps of a run: the looks after it would be a large part of a shorter one
+QUICK_SHARE = 0.25  # of its time limit that a quick run takes; without one, of its steps
+LEAST_OF_QUICK = {"seconds": 0.5, "steps": 40}
+STEPS_TO_LOOK = 20  # steps of a run: the looks after it would be a large part of a shorter one
+SECONDS_TO_LOOK = 2.0  # of a run with a time limit that is looked at
+LOOKS_S = 1.2  # about what the looks take
 LEAST_WARMUP = 3  # steps left out of the statistics, where no more batches are prefetched
 
 
@@ -63,9 +67,11 @@ def run_training(
         trained(*user_dataset.prepare(own, job, folder), job, folder, log)
         return
     trainer, loader = prepare(order, job, device, log)
-    xray.keep_time(job)
+    if job.xray and job.seconds:  # the limit is one for all
+        job.xray = job.seconds >= SECONDS_TO_LOOK
+        job.seconds -= job.xray * LOOKS_S
     steps, iterator = trained(trainer, loader, job, folder, log)
-    if steps >= LEAST_TO_LOOK:
+    if steps >= STEPS_TO_LOOK:
         if job.xray:
             write_or_why(log, "xray", lambda: xray.look(trainer, iterator, folder))
         write_or_why(log, "handoff", lambda: handoff.look(trainer))
@@ -81,6 +87,19 @@ def settled(
     shorten(job, not_applied)
     log.write("job", pipeline={each: getattr(job, each) for each in knobs}, not_applied=not_applied)
     return job
+
+
+def shorten(job: Job, not_applied: dict[str, str]) -> None:
+    """Where LABKIT_QUICK=1, cut a run to a quarter of its time limit, or without one of its steps.
+
+    A run keeps at least half a second, or 40 steps.
+    """
+    limit = "steps" if job.seconds is None else "seconds"
+    asked = getattr(job, limit)
+    if quick_run() and asked > LEAST_OF_QUICK[limit]:
+        left = max(LEAST_OF_QUICK[limit], type(asked)(asked * QUICK_SHARE))
+        setattr(job, limit, left)
+        not_applied[limit] = f"LABKIT_QUICK=1: {left:g} {limit}"
 
 
 def prepare(

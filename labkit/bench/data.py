@@ -25,7 +25,8 @@ IMAGE_COUNT = 512  # distinct images: above what two workers hold in flight
 EPOCH = 51_200  # samples, each of one of the images: an epoch is longer than most runs
 IMAGE_CLASSES = 10
 NOISE_IMAGES = 64  # of dataset="sleep"
-PATIENCE_S = 120  # with a worker: one that hangs fails the run instead of waiting forever
+# A worker that hangs fails the run after 120 s instead of waiting forever
+CARE_FOR_WORKERS: Settings = {"worker_init_fn": worker_dies_with_bench, "timeout": 120}
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images (B, 3, px, px) uint8 and labels (B,) int64."""
 
@@ -156,8 +157,7 @@ def noise_batch(job: Job) -> Batch:
 def loader_settings(job: Job) -> Settings:
     """Return every DataLoader's arguments in the bench: the job's knobs, and care for workers."""
     settings = {name: getattr(job, name) for name in LOADER_KNOBS}
-    care = {"worker_init_fn": worker_dies_with_bench, "timeout": PATIENCE_S}
-    return settings | care if job.num_workers else settings
+    return settings | CARE_FOR_WORKERS if job.num_workers else settings
 
 
 def draw_image(index: int, px: int) -> np.ndarray:

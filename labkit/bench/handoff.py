@@ -8,17 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset
 
-from labkit.bench.data import Batch, noise_batch
+from labkit.bench.data import CARE_FOR_WORKERS, Batch, noise_batch
 from labkit.bench.loop import Trainer
-from labkit.instruments.loader_workers import worker_dies_with_bench
 from labkit.stamps.events import now_ns
 
-COST_S = 0.4  # about what it takes with the worker's start
 ROUNDS = 13  # at the most, and FIRST + 2 at least
 BUDGET_NS = 350_000_000
 FIRST = 3  # rounds that are left out: the worker starts
 SETTLE_S = 0.004  # between two batches where there is no step that could be tried
-TIMEOUT_S = 20
 
 
 class Ready(IterableDataset):
@@ -42,13 +39,8 @@ def look(trainer: Trainer) -> dict[str, float]:
 
     Batches are taken right after a step: at rest, taking one costs up to five times as much.
     """
-    loader = DataLoader(
-        Ready(noise_batch(trainer.job)),
-        batch_size=None,
-        num_workers=1,
-        worker_init_fn=worker_dies_with_bench,
-        timeout=TIMEOUT_S,
-    )
+    ready = Ready(noise_batch(trainer.job))
+    loader = DataLoader(ready, batch_size=None, num_workers=1, **CARE_FOR_WORKERS)
     deadline = now_ns() + BUDGET_NS
     batches = iter(loader)
     rounds = []

@@ -59,10 +59,15 @@ def name_the_failed(codes: dict[int, int], folder: Path, log: EventLog) -> None:
     )
 
 
+def train(order: Order, folder: Path, log: EventLog) -> None:
+    """Train as one of the ranks; who starts them needs no torch."""
+    from labkit.bench.rank import train_one
+
+    train_one(order, folder, log)
+
+
 if __name__ == "__main__":
     if sys.argv[3:]:
-        from labkit.bench.rank import train_one  # who starts the ranks needs no torch
-
-        lifetime.serve(train_one, f"rank{sys.argv[3]}")
+        lifetime.serve(train, f"rank{sys.argv[3]}")
     else:
         lifetime.serve(launch)

@@ -97,7 +97,6 @@ class OwnStep:
     side_stream = None
 
     def __init__(self, step: Callable[[Batch], object] | None, job: Job):
-        self.job = job
         self.device = torch.device(job.device)
         self.step = step or (lambda _batch: None)
         self.model = nn.Identity()

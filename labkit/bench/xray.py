@@ -18,15 +18,13 @@ from torch.autograd.profiler import profile as profiler
 from torch.autograd.profiler import record_function
 from torch.autograd.profiler_util import FunctionEvent, Interval
 
-from labkit.bench import formats, handoff
+from labkit.bench import formats
 from labkit.bench.data import Batch
 from labkit.bench.loop import Trainer
 from labkit.instruments import machine
-from labkit.spec import Job
 from labkit.stamps.events import XRAY_NAME
 
 WINDOW = "labkit.compute"  # the mark around forward, backward and update
-COST_S = 0.8  # about what it takes; kept free of a run that has a limit of some seconds
 STEPS = 4  # that are profiled; fewer where they take so long that reading them would be seconds
 PROFILED_S = 0.1
 LONGEST_STEP_S = 1.0  # no x-ray where a step takes longer
@@ -44,13 +42,6 @@ MEMORY = re.compile(r"^aten::_?(empty|to$|to_copy|clone|contiguous|zeros|ones|re
 # What is an operator: "aten::add", a compiled graph. All else marks a stretch of Python, autograd
 # or compiling, whose own time is not device work
 OPERATOR = re.compile(r"^(?!autograd::engine)\w+::\w|CompiledFxGraph")
-
-
-def keep_time(job: Job) -> None:
-    """Shorten a run that has a limit of some seconds by what the looks after it will take."""
-    if job.xray and job.seconds:
-        job.xray = job.seconds >= 2.5 * COST_S
-        job.seconds -= job.xray * (COST_S + handoff.COST_S)
 
 
 def look(trainer: Trainer, batches: Iterator[Batch], folder: Path) -> dict[str, float]:

@@ -40,12 +40,6 @@ class Rule(NamedTuple):
     of: Rule | None  # each value in a list or an object
 
 
-def is_sound(event: object) -> bool:
-    """Return whether a line is an event, with what readers rely on as the table has it."""
-    name = event.get("event") if isinstance(event, dict) else None
-    return isinstance(name, str) and fits(event, name)
-
-
 def fits(values: object, shape: str) -> bool:
     """Return whether `values` has what the table says of an event, or of a part of one.
 

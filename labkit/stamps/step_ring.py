@@ -72,15 +72,12 @@ class StepRing:
 
     def __init__(self, folder: str | Path, slots: int = SLOTS):
         self.slots = slots
-        fd = private(os.path.join(folder, RING_NAME), os.O_RDWR | os.O_CREAT)
-        try:
-            blank = bytes(slots * SLOT.size)  # written, so that no page fault is left for the loop
-            if os.write(fd, blank) < len(blank):
-                os.ftruncate(fd, 0)  # leaves room to say so
+        blank = bytes(slots * SLOT.size)  # written, so that no page fault is left for the loop
+        with open(Path(folder) / RING_NAME, "w+b", buffering=0, opener=private) as file:
+            if file.write(blank) < len(blank):
+                file.truncate(0)  # leaves room to say so
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), RING_NAME)
-            self.page = shared_page(fd, len(blank))
-        finally:
-            os.close(fd)
+            self.page = shared_page(file.fileno(), len(blank))
         # Cold caches: storing nine words so takes a loop 4 µs, Struct.pack_into 7
         self.words = self.page.cast("q")
         self.reals = self.page.cast("d")
