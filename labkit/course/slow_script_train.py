@@ -29,9 +29,6 @@ class Files:
         self.load_item = lines.load_item
         self.packed = lines.packed
 
-    def __len__(self) -> int:
-        return len(self.images)
-
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         pixels, _ = self.images[index]
         image, label = self.load_item(pixels, index % IMAGE_COUNT, self.manifest)

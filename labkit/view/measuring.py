@@ -92,7 +92,7 @@ def peaks(*, again: bool = False, device: str = "auto") -> Peaks:
     """
 
     def peak(bench: Bench, of: str) -> dict[str, object]:
-        from labkit.bench.peaks import measured  # in the bench: this process needs no torch
+        from labkit.bench.roofline import measured  # in the bench: this process needs no torch
 
         return measured(bench, of, again=again)
 
