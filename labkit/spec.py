@@ -141,33 +141,6 @@ class Pipeline(Spec):
 class Job(SimpleNamespace):
     """What a `Pipeline` asks for, every knob with the value that is used."""
 
-    dataset: str
-    prep_ms: float
-    io_ms: float
-    stall_ms: float
-    stall_every: int
-    image_px: int
-    augment: int
-    batch_size: int
-    num_workers: int
-    pin_memory: bool
-    prefetch_factor: int | None
-    persistent_workers: bool
-    non_blocking: bool
-    prefetch_to_device: bool
-    model: str
-    width: int
-    depth: int
-    precision: str
-    accumulation_steps: int
-    compile: str | None
-    channels_last: bool
-    fused_optimizer: bool
-    steps: int
-    seconds: float | None
-    xray: bool
-    seed: int
-    device: str
     shard: tuple[int, int] = (0, 1)  # its rank, and how many there are, in a distributed run
 
 

@@ -39,7 +39,7 @@ class Guess(Result):
         """Return the guess beside what was measured."""
         how = "published" if self.published else "measured"
         rows = [("your guess", short(self.value)), (how, short(self.measured))]
-        both = pandas.to_numeric(pandas.Series([self.value, self.measured]), "coerce")
+        both: Any = pandas.to_numeric(pandas.Series([self.value, self.measured]), "coerce")
         if (both > 0).all():
             rows.append(("off by", f"{both.max() / both.min():.2f}x"))
         return Table(rows, title=self.question, left=(0, 1))

@@ -27,7 +27,6 @@ CLASSES = (  # of the time of a step, in the order of priority
 )
 
 GRAPHS = "CUDA graphs were launched: some profilers miss the kernels inside them."  # a note
-LISTED = 6  # kernels that changed most
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,9 +76,8 @@ class Breakdown(Result):
     compute_capability: str | None = None  # of the devices, "7.0"; None where it does not tell
     loader_workers: bool = False  # whether it has a DataLoader with workers
     trains: bool = False  # whether there is a backward pass or an optimizer
-    # Not in a saved record: µs of a step of every kernel by name, when each row of a picture was
-    # active, as `TracePieces.lanes`, and what these count from
-    kernels_us: dict[str, float] = field(default_factory=dict, compare=False)
+    # Not in a saved record: when each row of a picture was active, as `TracePieces.lanes`, and what
+    # these count from
     lanes: dict[str, np.ndarray] = field(default_factory=dict, compare=False)
     began_ns: int = field(default=0, compare=False)
 
@@ -106,10 +104,8 @@ class Breakdown(Result):
         """Return everything as JSON-ready values, under the attributes' names."""
         return self.recorded() | {"shares": self.shares, "utilization": self.utilization}
 
-    def compare(self, after: Result) -> TraceComparison:
-        """Return what changed from this trace to `after`, another of one rank."""
-        if not isinstance(after, Breakdown):
-            raise TraceError("What holds several ranks is not compared: compare one of its .ranks.")
+    def compare(self, after: Breakdown) -> TraceComparison:
+        """Return what changed from this trace to `after`, another of one rank, else TraceError."""
         return TraceComparison(self, after)
 
     def timeline(self, start_ms: float | None = None, end_ms: float | None = None) -> Figure:
@@ -167,6 +163,11 @@ class TraceComparison(Result):
     before: Breakdown
     after: Breakdown
 
+    def __post_init__(self) -> None:
+        for each in (self.before, self.after):
+            if not isinstance(each, Breakdown):
+                raise TraceError("What holds several ranks is not compared: give one of its files.")
+
     @property
     def headline(self) -> str:
         """Say how the step and its busy share changed."""
@@ -178,20 +179,12 @@ class TraceComparison(Result):
 
     @property
     def changes(self) -> pandas.DataFrame:
-        """What each class, and the kernels that changed most, take of an average step, by name.
-
-        Columns: `before_us`, `after_us`, `change_us`.
-        """
+        """What each class takes of an average step: `before_us`, `after_us`, `change_us`."""
         import pandas
 
-        times = [
-            each.class_us | {f"kernel {name}": us for name, us in each.kernels_us.items()}
-            for each in (self.before, self.after)
-        ]
-        table = pandas.DataFrame(times, ["before_us", "after_us"]).T.fillna(0.0)
-        table["change_us"] = table.after_us - table.before_us
-        kernels = table.change_us[len(CLASSES) :].abs().nlargest(LISTED)
-        return table.loc[[*CLASSES, *kernels.index]]
+        times = [self.before.class_us, self.after.class_us]
+        table = pandas.DataFrame(times, ["before_us", "after_us"]).T
+        return table.assign(change_us=table.after_us - table.before_us)
 
     def plot(self) -> Figure:
         """Draw what changed, as bars."""
@@ -209,9 +202,9 @@ class TraceComparison(Result):
         }
 
     def table(self) -> Table:
-        """Return the classes, then the kernels that changed most."""
+        """Return the classes."""
         rows = [
-            (name[:67], f"{before / 1000:,.2f}", f"{after / 1000:,.2f}", f"{change / 1000:+,.2f}")
+            (name, f"{before / 1000:,.2f}", f"{after / 1000:,.2f}", f"{change / 1000:+,.2f}")
             for name, before, after, change in self.changes.itertuples()
         ]
         head = ("of a step", "ms before", "ms after", "change")

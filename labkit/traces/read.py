@@ -80,8 +80,6 @@ def _of_one(file: TraceFile) -> Breakdown:
     has = {kind: pandas.Series(events.name[events.kind == kind].unique()).str for kind in Kind}
     if not pieces.on_gpu:
         notes.append("No device activity: a CPU run, or recorded without ProfilerActivity.CUDA.")
-    elif not (events.launch >= 0).any():
-        notes.append("Device work is not tied to launches: the causes of idle time are unknown.")
     if has[Kind.RUNTIME].contains("GraphLaunch").any():
         notes.append(GRAPHS)
     return Breakdown(
@@ -103,7 +101,6 @@ def _of_one(file: TraceFile) -> Breakdown:
         top_kernels=kernels.drop(columns="eligible_us")[:TOP].reset_index().to_dict("records"),
         tensor_core_share=tensor_core,
         tensor_core_eligible_share=eligible,
-        kernels_us=(kernels.total_us / len(steps)).to_dict(),
         lanes=pieces.lanes(),
         began_ns=int(steps[0, 0]),
     )
