@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Python
     from labkit.api import Ranks, Run, diagnose, load
-    from labkit.course.challenge import challenge
+    from labkit.course.challenges import challenge
     from labkit.course.claims import check
     from labkit.course.guess import guess
     from labkit.diagnosis.cost import cost
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
 __version__ = "0.1.0"
 
 _HOMES = {  # public name: the module that defines it
-    "challenge": "labkit.course.challenge",
+    "challenge": "labkit.course.challenges",
     "check": "labkit.course.claims",
     "cost": "labkit.diagnosis.cost",
     "diagnose": "labkit.api",

@@ -66,11 +66,13 @@ def trace(options: argparse.Namespace) -> Found:
 
     examples:
       labkit trace trace.json.gz --json
-      labkit trace before.json.gz after.json.gz     what changed, by class and kernel
+      labkit trace before.json.gz after.json.gz     what changed, by class
       labkit trace traces/                          a file for each rank: who keeps whom waiting
     """
-    found = lk.trace(options.path)
-    return found.compare(lk.trace(options.after)) if options.after else found, 0
+    from labkit.traces.breakdown import TraceComparison
+
+    traces: list[Any] = [lk.trace(path) for path in (options.path, options.after) if path]
+    return TraceComparison(*traces) if options.after else traces[0], 0
 
 
 def diagnose(options: argparse.Namespace) -> Found:

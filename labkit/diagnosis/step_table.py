@@ -274,7 +274,7 @@ def of_trace(traced: Breakdown) -> Evidence:
 
 def of_traces(ranks: RankTraces) -> Evidence:
     """Return the evidence of a job from the traces of its ranks."""
-    first, *_ = each = [of_trace(rank) for rank in ranks]
+    first, *_ = each = [of_trace(rank) for rank in ranks.ranks]
     return first.but(
         source=f"profiler traces {ranks.source}, {len(each)} ranks",
         ranks=ranks,

@@ -106,10 +106,8 @@ class Breakdown(Result):
         """Return everything as JSON-ready values, under the attributes' names."""
         return self.recorded() | {"shares": self.shares, "utilization": self.utilization}
 
-    def compare(self, after: Result) -> TraceComparison:
-        """Return what changed from this trace to `after`, another of one rank."""
-        if not isinstance(after, Breakdown):
-            raise TraceError("What holds several ranks is not compared: compare one of its .ranks.")
+    def compare(self, after: Breakdown) -> TraceComparison:
+        """Return what changed from this trace to `after`, another of one rank, else TraceError."""
         return TraceComparison(self, after)
 
     def timeline(self, start_ms: float | None = None, end_ms: float | None = None) -> Figure:
@@ -175,6 +173,11 @@ class TraceComparison(Result):
 
     before: Breakdown
     after: Breakdown
+
+    def __post_init__(self) -> None:
+        for each in (self.before, self.after):
+            if not isinstance(each, Breakdown):
+                raise TraceError("What holds several ranks is not compared: give one of its files.")
 
     @property
     def headline(self) -> str:
