@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from labkit.api import Run
+from labkit.instruments.loader_knobs import in_flight
 from labkit.knobs import Settings, as_typed
 from labkit.spec import KNOBS, LOADER_KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS
 
@@ -22,11 +23,6 @@ def of_loader(knobs: Settings) -> Settings:
     if not found["num_workers"]:
         return found | WITHOUT_WORKERS
     return found | {"prefetch_factor": found["prefetch_factor"] or PYTORCH_PREFETCH}
-
-
-def in_flight(knobs: Settings) -> int:
-    """Return how many batches may wait in the loader's queues."""
-    return knobs["num_workers"] * (knobs["prefetch_factor"] or 0)
 
 
 def cost(knobs: Settings) -> tuple[int, int, bool]:
