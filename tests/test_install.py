@@ -116,5 +116,6 @@ def no_driver(monkeypatch):
 def test_nothing_starts_cuda_where_there_is_no_driver(no_driver):
     assert machine.find_device("auto").type == "cpu"
     assert set(machine.usable()) <= {"cpu", "mps"}
-    facts, clock = machine_and_clock(Mock())
+    fake = Mock(device=torch.device("cuda"), is_cpu=False)  # a FakeTensor
+    facts, clock = machine_and_clock(Mock(), [fake])
     assert facts["device"] == "cpu" and clock is None

@@ -145,8 +145,13 @@ def taken_in(folder, dataset, parts=(), **knobs):
 MODULE = """
     import time, torch
 
+    class Alone(torch.utils.data.TensorDataset):
+        def __getitem__(self, index):  # with workers it fails: so few runs are enough
+            assert torch.utils.data.get_worker_info() is None
+            return super().__getitem__(index)
+
     def make():
-        return torch.utils.data.TensorDataset(torch.arange(64.0))
+        return Alone(torch.arange(64.0))
 
     def step(batch):
         time.sleep(0.001)

@@ -13,7 +13,7 @@ import contextlib
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -202,6 +202,7 @@ class Recorder:
 
     def _begin(self) -> None:
         """Say what this is: known only when the first body has run, and used the device."""
+        weights: list[Any] = []
         fused = dtype = None
         with OwnErrors():
             known = held(self.optimizer)
@@ -210,7 +211,7 @@ class Recorder:
             dtype = dtype_of(largest_of(weights))
         self.optimizer = None  # it is the script's
         dynamo: Any = sys.modules.get("torch._dynamo.utils")
-        machine, self.steps.clock = machine_and_clock(self.steps.ring.add)
+        machine, self.steps.clock = machine_and_clock(self.steps.ring.add, weights)
         self.has_begun = True
         self.log.write("machine", **machine)
         self.log.write(
@@ -281,23 +282,31 @@ class Recorder:
         self.closed = True
 
 
-def machine_and_clock(write: AddStep) -> tuple[dict[str, Any], DeviceClock | None]:
-    """Describe the machine, without torch as far as Python knows it, and return a GPU's clock."""
+def machine_and_clock(
+    write: AddStep, weights: Sequence[Any]
+) -> tuple[dict[str, Any], DeviceClock | None]:
+    """Describe the machine, without torch as far as Python knows it, and return a GPU's clock.
+
+    `weights` are those that are trained, where they are known.
+    """
     if not (torch := sys.modules.get("torch")):
         return plain_machine(), None
     from labkit.instruments import machine
     from labkit.stamps.timeline import DeviceClock
 
-    device = device_in_use(torch)
+    device = device_in_use(torch, weights)
     clock = DeviceClock(device, write) if device.type == "cuda" else None
     return machine.describe(device), clock
 
 
-def device_in_use(torch: ModuleType) -> torch.device:
+def device_in_use(torch: ModuleType, weights: Sequence[Any] = ()) -> torch.device:
     """Return the card with most of this process's tensors; without one MPS or the CPU.
 
-    It starts no CUDA.
+    It starts no CUDA. Where all weights are plain parameters on the CPU, it is that: shards and
+    copies that an optimizer has offloaded rest there too, while the model computes on a card.
     """
+    if weights and all(type(each) is torch.nn.Parameter and each.is_cpu for each in weights):
+        return torch.device("cpu")
     cards = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
     card = max(cards, key=torch.cuda.memory_allocated, default=0)
     if cards and torch.cuda.memory_allocated(card):
