@@ -88,16 +88,6 @@ class Trial:
         named = {name: value for name, value in self.changes.items() if value is not None}
         return as_typed(named) or "start"
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the trial as JSON types."""
-        return {
-            "changes": self.changes,
-            "knobs": self.knobs,
-            "error": self.error,
-            "throughput": self.rate or None,
-            "throughputs": self.rates,
-        }
-
 
 def cheapest_of_fastest(trials: Iterable[Trial]) -> Trial | None:
     """Return the cheapest of the trials that tie with the fastest; None where none has a number."""
