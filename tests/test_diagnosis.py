@@ -144,7 +144,7 @@ def diagnosed(workers=None, **more):
       "OPENBLAS"),
      (WAITING, "storage_latency", "num_workers=6", "num_workers=6"),
      (IDLE, "hand_over", "one tensor for each part of a batch", ""),
-     (BUSY | {"hang": Hang(1, None, 90.0)}, "hang", "worker 1", "timeout=60")],
+     (BUSY | {"hang": Hang(1, 90.0)}, "hang", "worker 1", "timeout=60")],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
 )  # fmt: skip
 def test_what_the_workers_show_names_the_cause_and_the_remedy(workers, cause, said, code):

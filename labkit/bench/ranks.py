@@ -61,7 +61,6 @@ def name_the_failed(codes: dict[int, int], folder: Path, log: EventLog) -> None:
         kind=f"Rank {rank}",
         message=why or f"it was ended by {family.exit_name(codes[rank])}",
         traceback=error and error["traceback"],
-        failed_rank=rank,
     )
 
 

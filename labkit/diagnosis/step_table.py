@@ -21,7 +21,6 @@ from labkit.diagnosis.witnesses import heat_of, witness_of
 from labkit.instruments.card_formats import tensor_formats
 from labkit.prediction.prediction import recommended
 from labkit.results.core_use import CoreUse
-from labkit.results.readings import mean_of
 from labkit.results.run_data import RunData
 from labkit.stamps.record import Event
 from labkit.stamps.step_classes import CLASSES, split_steps
@@ -166,7 +165,7 @@ def _card(run: RunData) -> CardEvidence:
     return CardEvidence(
         # None where the driver does not tell it (MIG, older drivers). A process that only has a
         # context there slows nobody down
-        others_share=mean_of(run, "others_sm"),
+        others_share=run.mean_reading("others_sm"),
         heat=heat,
         witness=witness_of(run, heat),
         ahead_share=0.0 if run.launches_only else run.busy_at_least or 0.0,

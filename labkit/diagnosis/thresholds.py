@@ -6,7 +6,6 @@ says where a word begins to apply ("a pause", "uneven"): it was set by hand, and
 scores on the fault set and on users' scripts were reached with it.
 """
 
-from labkit.results.core_use import FOREIGN_LOAD as FOREIGN_LOAD
 from labkit.traces.ranks import WORTH_NAMING_A_STRAGGLER
 
 # Losses worth a name. Healthy runs of the calibration half came to about 0.1 for input (the
@@ -41,7 +40,10 @@ UNSEEN = 0.5  # confidence in "healthy" where nothing looked inside the compute:
 # its operators: halfway from there to certain. Of three scripts as people post them which were
 # called healthy with 1.0, two were not: float64, an optimizer written in Python
 LINES_SEEN = 0.75
-# With more than FOREIGN_LOAD nothing is called healthy, and no loader with workers slow
+# Share of time in which other programs had the core of the model's thread, or computed on its GPU
+# (NVML, per process), from which a run's times may be theirs: nothing is called healthy then, and
+# no loader with workers slow
+FOREIGN_LOAD = 0.20
 DISTURBS = FOREIGN_LOAD / 2  # above it a run alone may come out otherwise: said with the verdict
 
 # == steps ==

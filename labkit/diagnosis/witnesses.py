@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.results.readings import mean_of, readings_of
 from labkit.results.run_data import RunData
 
 # NVML's clocks event reasons: slowdown by the hardware, by heat (software, hardware), power brake.
@@ -40,8 +39,8 @@ class Heat(NamedTuple):
 
 def heat_of(run: RunData) -> Heat | None:
     """Return for how long heat held a GPU's clock down, and how far; None: never, or not known."""
-    _, reasons = readings_of(run, "clock_reasons")
-    _, mhz = readings_of(run, "sm_mhz")
+    _, reasons = run.readings("clock_reasons")
+    _, mhz = run.readings("sm_mhz")
     is_hot = np.nan_to_num(reasons).astype(int) & HEAT > 0
     if not is_hot.any():
         return None
@@ -58,13 +57,13 @@ def witness_of(run: RunData, heat: Heat | None) -> Witness | None:
     ahead, least = run.busy_at_least or 0.0, busy - limits.WORTH_NAMING["launch"]
     said = f"for {ahead:.0%} of the time the device worked on a step that the host had issued in "
     words = [Witness(f"{said}full (stamps; threshold {max(least, 0):.0%})", ahead > least or None)]
-    active = mean_of(run, "sm", run.warm_s, limits.MIN_READINGS)
+    active = run.mean_reading("sm", run.warm_s, limits.MIN_READINGS)
     if active is not None:
         share = active / busy
         said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that counts as busy (GPM"
         words.append(_word(said, share, share, limits.SMS_WORK, limits.SMS_REST))
-    watts = mean_of(run, "power_w", run.warm_s + LAGS_S, limits.MIN_READINGS)
-    limit = mean_of(run, "power_limit_w")
+    watts = run.mean_reading("power_w", run.warm_s + LAGS_S, limits.MIN_READINGS)
+    limit = run.mean_reading("power_limit_w")
     is_hot = heat is not None and heat.share >= limits.HELD_DOWN  # a slow clock draws little
     if watts is not None and limit and not is_hot:
         # A card that waits draws little. While busy it drew at most what it is if it drew nothing

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 MOMENTS = ["start", "fetched", "ready"]  # of a batch
 NAMED = 3  # of the slowest items
-MAIN = -1  # in place of a worker's number: the main process, of a loader without workers
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,6 @@ class Hang:
     """A stretch to the end of the record in which nothing moved."""
 
     worker: int | None  # that held the loop up; None: its own process
-    index: int | str | None  # of the item
     seconds: float  # how long it lasted, as far as is known
 
 
@@ -110,7 +108,7 @@ class LoaderWorkers:
             return None
         ended_ns = (self.run.event("end") or seen).get("t_ns", seen_ns)
         seconds = seen["seconds"] + max(ended_ns - seen_ns, 0) / 1e9
-        return Hang(seen.get("worker"), seen.get("index"), seconds)
+        return Hang(seen.get("worker"), seconds)
 
     def __repr__(self) -> str:
         if not self:

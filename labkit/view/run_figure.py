@@ -15,7 +15,6 @@ from matplotlib.ticker import PercentFormatter
 
 from labkit.results.comparison import ComparedRuns, SweptRuns
 from labkit.results.ranks import RanksData, delays_of
-from labkit.results.readings import readings_of
 from labkit.results.run_data import RunData
 from labkit.text import counted
 from labkit.view import FIGURE_PX
@@ -84,7 +83,7 @@ def _draw_whole(axes: Axes, runs: Mapping[str, RunData], marked_s: tuple[float, 
     shares, edges = binned(run)
     label = f"busy share of every {1e3 * edges[1]:.3g} ms"
     axes.stairs(shares, edges, fill=True, label=label, color=COMPUTE, alpha=0.4)
-    seconds, samples = readings_of(run, "gpu_now")  # a missing one is NaN: a gap
+    seconds, samples = run.readings("gpu_now")  # a missing one is NaN: a gap
     if np.isfinite(samples).any():
         axes.plot(seconds, samples, ".-", markersize=2.5, linewidth=0.8, label="nvidia-smi (NVML)")
     if "before" in runs:
