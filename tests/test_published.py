@@ -1,4 +1,4 @@
-"""Other people's numbers, each with its card and source; the glossary; views."""
+"""Other people's numbers, each with its card and source."""
 
 import pytest
 
