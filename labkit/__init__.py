@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
     from labkit.library import recorded
     from labkit.prediction.prediction import predict
     from labkit.results.hardware import machine
-    from labkit.results.published import published
     from labkit.results.script import script
+    from labkit.results.templates import published
     from labkit.spec import Pipeline
     from labkit.stamps.record import RecordError
     from labkit.traces.public import public_trace
@@ -52,7 +52,7 @@ _HOMES = {  # public name: the module that defines it
     "plot": "labkit.view.rows_figure",
     "predict": "labkit.prediction.prediction",
     "public_trace": "labkit.traces.public",
-    "published": "labkit.results.published",
+    "published": "labkit.results.templates",
     "Ranks": "labkit.api",
     "recorded": "labkit.library",
     "RecordError": "labkit.stamps.record",

@@ -55,7 +55,6 @@ def name_the_failed(codes: dict[int, int], folder: Path, log: EventLog) -> None:
         "error",
         kind=f"Rank {rank}",
         message=why or f"it was ended by {family.exit_name(codes[rank])}",
-        failed_rank=rank,
     )
 
 

@@ -11,7 +11,6 @@ import re
 import numpy as np
 
 from labkit.results.hardware import Machine
-from labkit.results.readings import readings_of
 from labkit.results.result import Result, Table
 from labkit.results.run_data import RunData
 
@@ -100,7 +99,7 @@ cost = Cost
 
 def mean_watts(run: RunData) -> float | None:
     """Return mean power after the warm-up, by the card's energy counter; None: hardly read."""
-    moments, joules = readings_of(run, "energy_j", run.warm_s)
+    moments, joules = run.readings("energy_j", run.warm_s)
     known = np.isfinite(joules)
     if known.sum() < 2:
         return None

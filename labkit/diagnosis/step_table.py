@@ -15,7 +15,6 @@ from labkit.diagnosis.wall_shares import shares_of
 from labkit.instruments.card_formats import tensor_formats
 from labkit.prediction.prediction import recommended
 from labkit.results.core_use import CoreUse
-from labkit.results.readings import mean_of, readings_of
 from labkit.results.run_data import RunData
 from labkit.stamps.step_classes import CLASSES, body_seconds, split_steps
 from labkit.text import counted
@@ -94,7 +93,7 @@ def _of_card(run: RunData) -> dict[str, Any]:
     return {
         # None where the driver does not tell it (MIG, older drivers). A process that only has a
         # context there slows nobody down
-        "others_on_card": mean_of(run, "others_sm"),
+        "others_on_card": run.mean_reading("others_sm"),
         "heat": heat,
         "witness": witness,
         "certain_share": 1.0 if witness and witness.idle == 0 else run.busy_at_least,
@@ -142,7 +141,7 @@ def _of_epochs(run: RunData) -> dict[str, float]:
 
 def heat_of(run: RunData) -> float | None:
     """Return the share of the readings in which heat held a GPU's clock down; None: not read."""
-    _, reasons = readings_of(run, "clock_reasons")
+    _, reasons = run.readings("clock_reasons")
     known = reasons[np.isfinite(reasons)].astype(int)
     return float(np.mean(known & HEAT > 0)) if len(known) else None
 
@@ -159,13 +158,13 @@ def witness_of(run: RunData, heat: float) -> Witness | None:
     said = f"for {ahead:.0%} of the time the device worked on a step that the host had issued in "
     said += "full (stamps)"
     words = [Witness(said, 0.0 if ahead > least else None)]
-    active = mean_of(run, "sm", run.warm_s, limits.MIN_READINGS)
+    active = run.mean_reading("sm", run.warm_s, limits.MIN_READINGS)
     if active is not None:
         share = active / busy
         said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that is busy (GPM)"
         words.append(Witness(said, _idle(share, share, limits.SMS_WORK, limits.SMS_REST)))
-    watts = mean_of(run, "power_w", run.warm_s + LAGS_S, limits.MIN_READINGS)
-    limit = mean_of(run, "power_limit_w")
+    watts = run.mean_reading("power_w", run.warm_s + LAGS_S, limits.MIN_READINGS)
+    limit = run.mean_reading("power_limit_w")
     if watts is not None and limit and heat < limits.HELD_DOWN:
         # A card that waits draws little. While busy it drew at most what it is if it drew nothing
         # else, and at least the mean

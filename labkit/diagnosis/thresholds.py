@@ -6,7 +6,6 @@ says where a word begins to apply ("a pause", "uneven"): it was set by hand, and
 scores on the fault set and on users' scripts were reached with it.
 """
 
-from labkit.results.core_use import FOREIGN_LOAD as FOREIGN_LOAD
 from labkit.traces.ranks import WORTH_NAMING_A_STRAGGLER
 
 # Losses worth a name. Healthy runs of the calibration half came to about 0.1 for input (the
@@ -37,7 +36,10 @@ MOST_DRAWN = 5_000  # steps of each: of a longer run they are a part
 # eight looks may miss a program that takes turns with the loop
 LONG_ENOUGH_S = 2.0
 UNSEEN = 0.5  # confidence in "healthy" where nothing looked inside the compute: a coin toss
-# With more than FOREIGN_LOAD nothing is called healthy, and no loader with workers slow
+# Share of time in which other programs had the core of the model's thread, or computed on its GPU
+# (NVML, per process), from which a run's times may be theirs: nothing is called healthy then, and
+# no loader with workers slow
+FOREIGN_LOAD = 0.20
 DISTURBS = FOREIGN_LOAD / 2  # above it a run alone may come out otherwise: said with the verdict
 
 # == steps ==

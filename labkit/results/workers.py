@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from labkit.results.run_data import RunData
 
 MOMENTS = ["start", "fetched", "ready"]  # of a batch
-MAIN = -1  # in place of a worker's number: the main process, of a loader without workers
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ from labkit.results.payload import Source
 from labkit.spec import KNOBS, Pipeline
 from labkit.view.live import LiveView, PanelAccess
 from labkit.view.rows_figure import plot_measured
-from labkit.view.run_figure import changes
 from labkit.view.running import pipeline_with
 from labkit.view.style import Picture
 
@@ -318,7 +317,7 @@ class PipelinePanel(Panel):
         lines = [repr(run) if run.error or run.throughput is None else str(run.diagnose())]
         if self.before is not None and run.throughput is not None:
             compared = run.compare(self.before)
-            lines.append(f"Against the run before ({changes(compared)}): {compared.verdict}")
+            lines.append(f"Against the run before ({compared.what}): {compared.verdict}")
         lines += [f"{knob} was not applied: {why}." for knob, why in run.not_applied.items()]
         self.say("\n".join(lines), good=not run.error)
         if run.throughput and self.expected:

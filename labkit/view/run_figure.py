@@ -5,7 +5,7 @@ The teeth are true intervals, never samples, and only those of a short stretch a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas
@@ -13,9 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from labkit.results.comparison import ComparedRuns, SweptRuns
 from labkit.results.ranks import RanksData, delays_of
-from labkit.results.readings import readings_of
 from labkit.results.run_data import RunData
 from labkit.text import counted
 from labkit.view import FIGURE_PX
@@ -49,8 +47,8 @@ RANK_PARTS = {  # part of RankTimes: its name, as stacked
 
 
 @our_style
-def draw_run(run: RunData, before: RunData | None) -> Picture:
-    """Draw `run`, and `before` beside it where given.
+def draw_run(run: RunData, before: RunData | None = None, brought: str = "") -> Picture:
+    """Draw `run`; where given, `before` beside it, and what a change `brought` in the title.
 
     A run too short to have numbers gets a figure that says so, and why.
     """
@@ -59,9 +57,7 @@ def draw_run(run: RunData, before: RunData | None) -> Picture:
     if run.utilization is None:
         why = "utilization needs two steps or more, without the warm-up, and the device's own times"
         return page(f"Nothing to draw: {why}.", [*notes, run.machine.line])[0]
-    title = run.in_short
-    if before is not None and (speedup := (compared := ComparedRuns(before, run)).speedup):
-        title = f"{changes(compared)}: {speedup:.1f}x the throughput; {title}"
+    title = f"{brought}{run.in_short}"
     runs = {name: each for name, each in runs.items() if each.utilization is not None}
     heights = [*[TEETH] * len(runs), WHOLE, STEP * len(runs)]
     notes += [repr(run), run.machine.line]
@@ -85,7 +81,7 @@ def _draw_whole(axes: Axes, runs: Mapping[str, RunData], marked_s: tuple[float, 
     shares, edges = binned(run)
     label = f"busy share of every {1e3 * edges[1]:.3g} ms"
     axes.stairs(shares, edges, fill=True, label=label, color=GREEN, alpha=0.4)
-    seconds, samples = readings_of(run, "gpu_now")  # a missing one is NaN: a gap
+    seconds, samples = run.readings("gpu_now")  # a missing one is NaN: a gap
     if np.isfinite(samples).any():
         axes.plot(seconds, samples, ".-", markersize=2.5, linewidth=0.8, label="nvidia-smi (NVML)")
     if "before" in runs:
@@ -113,12 +109,6 @@ def _draw_mean_steps(axes: Axes, runs: Mapping[str, RunData]) -> None:
     body = {"compute": "loop body"} if runs["this run"].watched else {}  # copies included
     stack(axes, pandas.DataFrame(spent).T.rename(columns=body))
     axes.set_xlabel("ms of the mean step: what the device did, or waited for (warm-up left out)")
-
-
-def changes(compared: ComparedRuns) -> str:
-    """Say which knobs differ: "num_workers 0 → 6"."""
-    changed = [f"{knob} {old} → {new}" for knob, (old, new) in compared.changed.items()]
-    return ", ".join(changed) or "nothing changed"
 
 
 @our_style
@@ -175,19 +165,19 @@ def draw_timeline(
     return figure
 
 
-def draw_sweep(sweep: SweptRuns) -> Figure:
-    """Draw throughput against the sweep's first knob, a line for each other combination.
+def draw_sweep(frame: pandas.DataFrame, knobs: list[str], runs: Sequence[RunData]) -> Figure:
+    """Draw throughput against a sweep's first knob, a line for each other combination.
 
     Numbers are drawn to scale, names have bars: see `lk.plot`. A run without numbers is a gap; a
     note says why.
     """
-    knob, *others = sweep.knobs
-    rows = sweep.frame.rename(columns={"throughput": "samples/s"})
+    knob, *others = knobs
+    rows = frame.rename(columns={"throughput": "samples/s"})
     rows["setting"] = rows[others].astype(str).agg(", ".join, axis="columns")
     rates = rows["samples/s"].astype(float)
-    title = " and ".join(sweep.knobs)
+    title = " and ".join(knobs)
     if rates.count() > 1:
         title += f": {rates.max() / rates.min():.1f}x from slowest to fastest"
-    marks = dict.fromkeys(run.mark for run in sweep.runs)
-    title = "; ".join(filter(None, [*marks, title, delays_of(sweep.runs)]))
+    marks = dict.fromkeys(run.mark for run in runs)
+    title = "; ".join(filter(None, [*marks, title, delays_of(runs)]))
     return plot(rows, knob, "samples/s", "setting" if others else None, title=title)
