@@ -39,8 +39,7 @@ for start in range(0, STEPS, STEPS_A_FRAME):
     before = time.thread_time()
     view.update(bench.run)
     costs_ms.append(1e3 * (time.thread_time() - before))
-late = median(costs_ms[-len(costs_ms) // 4 :])
-print(f"ms a frame: median {median(costs_ms):.3f}, of the last quarter {late:.3f}")
+print(f"ms a frame: median {median(costs_ms):.3f}")
 
 with browser.lab_in(Path(tempfile.mkdtemp())) as lab, sync_playwright() as playwright:
     chromium = browser.chromium_of(playwright)

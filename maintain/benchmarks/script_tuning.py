@@ -155,8 +155,7 @@ def main() -> int:
             f"| {name} | {pick:.0%} | {start:.0%} | {gain:.2f}x | {runs} | {took:.0f} |", flush=True
         )
         reached += pick >= 0.95
-        slower = pick < 0.97 * start
-        missed += slower or took > 180 or (name == "model" and runs > 2)
+        missed += pick < 0.97 * start or took > 180 or (name == "model" and runs > 2)
     print(f"{reached} of {len(names)} within 5 %")
     return int(missed > 0 or reached < 0.9 * len(names))
 

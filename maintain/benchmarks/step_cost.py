@@ -1,4 +1,4 @@
-"""What the kit costs a step of 1.4 ms: `python maintain/benchmarks/step_cost.py [STEPS]`.
+"""What the kit costs a step of 1.4 ms: `python maintain/benchmarks/step_cost.py`.
 
 A lot decides for every step whether it is recorded, as in a run of ours; whether its batch comes
 through `lk.watch` or straight from the loader; and for every batch of a loader whether its items
@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -147,17 +146,16 @@ def fetchers(folder: Path) -> list:
 
 
 def main() -> None:
-    asked = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS
     folder = Path(tempfile.mkdtemp())
     steps = Steps()
     host = timeline.HostTimeline(StepRing(folder).add)
-    show("recording a step", [steps.plain, lambda: steps.recorded(host)], asked)
+    show("recording a step", [steps.plain, lambda: steps.recorded(host)], STEPS)
     loop_steps.GATHER_NS *= 2
     through = iter(watch(itertools.repeat(steps.batch), live=False))
-    show("watching a step", [steps.plain, lambda: steps.train(next(through))], asked)
-    show("timing an item of the loader", fetchers(folder), asked // 10, ITEMS)
+    show("watching a step", [steps.plain, lambda: steps.train(next(through))], STEPS)
+    show("timing an item of the loader", fetchers(folder), STEPS // 10, ITEMS)
     sampler = Recorder(tempfile.mkdtemp(), []).sampler
-    took = [[steps.seconds(by) for by in (None, sampler)] for _ in range(max(2, asked // 700))]
+    took = [[steps.seconds(by) for by in (None, sampler)] for _ in range(STEPS // 700)]
     plain, sampled = np.transpose(took)
     ratios = sampled / plain - 1
     off = 1.96 * ratios.std(ddof=1) / len(ratios) ** 0.5
