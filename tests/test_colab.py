@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import colab
 import nbformat
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 
 HERE = "someone/labkit"
 INSTALL = 'pip install -q "gpu-labkit @ git+https://github.com/someone/labkit"'
@@ -36,7 +37,8 @@ def test_the_cell_installs_on_a_service_and_does_nothing_elsewhere(
         monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
     monkeypatch.setattr(importlib.metadata, "version", lambda _: widgets)
     try:
-        exec(colab.plain(colab.CELL.format(repository=HERE)), names)
+        code = TransformerManager().transform_cell(colab.CELL.format(repository=HERE))
+        exec(code, names)
     except SystemExit as end:
         done.append(str(end))
     for said, expected in zip(done, did, strict=True):

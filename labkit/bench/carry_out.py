@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from labkit.bench import data, handoff, user_dataset, xray
 from labkit.bench.loop import Trainer, Trains, train
-from labkit.bench.quick_runs import quick_run
+from labkit.bench.quick_runs import QUICK_SHARE, quick_run
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.roofline import work_of
 from labkit.instruments import loader_workers, machine, resources
@@ -30,7 +30,6 @@ from labkit.stamps.events import EventLog
 from labkit.stamps.step_ring import StepRing
 from labkit.stamps.timeline import make_timeline
 
-QUICK_SHARE = 0.25  # of its time limit that a quick run takes; without one, of its steps
 LEAST_OF_QUICK = {"seconds": 0.5, "steps": 40}
 STEPS_TO_LOOK = 20  # steps of a run: the looks after it would be a large part of a shorter one
 SECONDS_TO_LOOK = 2.0  # of a run with a time limit that is looked at

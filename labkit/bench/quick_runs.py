@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+QUICK_SHARE = 0.25  # of its time limit that a quick run takes; without one, of its steps
+
 
 def quick_run() -> bool:
     """Return whether LABKIT_QUICK=1 asks for short runs and few repeats."""

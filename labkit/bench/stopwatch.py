@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from labkit.bench.grid import NOISY
-from labkit.bench.quick_runs import quick_run
+from labkit.bench.quick_runs import QUICK_SHARE, quick_run
 from labkit.instruments import machine
 
 MIN_SECONDS = 0.1  # of timing for a row
@@ -93,6 +93,7 @@ class Bench:
         """
         calls = {name: self._calls_in_a_block(work) for name, work in ways.items()}
         times: dict[str, list[float]] = {name: [] for name in ways}
+        seconds *= QUICK_SHARE if quick_run() else 1.0
         at_most = seconds if quick_run() else seconds + MOST_MORE_SECONDS
         began = time.perf_counter()
         spent = 0.0
