@@ -30,7 +30,6 @@ from torch.utils.data import Dataset
 from labkit import Pipeline, Run, machine
 from labkit.api import launch
 from labkit.bench.models import AdamW
-from labkit.diagnosis.findings import NEIGHBOUR
 from labkit.results.hardware import Machine
 
 FASTER = 1.25  # a 16-bit format counts as the faster one from this speed-up on
@@ -343,7 +342,7 @@ def result_of(fault: Fault, seed: int, base: Base) -> Row:
     """Run a fault and return what was planted, and what the diagnosis named."""
     for _ in range(2):
         found = finished(fault.pipeline(seed, base), fault.planted(seed)).diagnose()
-        if found.findings[0].cause != NEIGHBOUR:  # else others used the device: once more
+        if found.findings[0].cause != "neighbour":  # else others used the device: once more
             break
     row = {"fault": fault.name, "seed": seed, "expected": fault.expected}
     return row | {"named": found.bottleneck, "why": found.findings[0].cause}
