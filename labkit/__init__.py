@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Python
     from labkit.api import Ranks, Run, diagnose, load
-    from labkit.course.challenge import challenge
+    from labkit.course.challenges import challenge
     from labkit.course.claims import check
     from labkit.course.guess import guess
     from labkit.diagnosis.cost import cost
     from labkit.library import recorded
     from labkit.prediction.prediction import predict
     from labkit.results.hardware import machine
-    from labkit.results.published import published
     from labkit.results.script import script
+    from labkit.results.templates import published
     from labkit.spec import Pipeline
     from labkit.stamps.record import RecordError
     from labkit.traces.public import public_trace
     from labkit.traces.read import trace
     from labkit.view.measuring import measure, peaks
-    from labkit.view.panels import panel
+    from labkit.view.panel import panel
     from labkit.view.rows_figure import plot
     from labkit.view.running import distributed, improve, run, sweep, tune
     from labkit.view.watch_live import watch
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Py
 __version__ = "0.1.0"
 
 _HOMES = {  # public name: the module that defines it
-    "challenge": "labkit.course.challenge",
+    "challenge": "labkit.course.challenges",
     "check": "labkit.course.claims",
     "cost": "labkit.diagnosis.cost",
     "diagnose": "labkit.api",
@@ -46,13 +46,13 @@ _HOMES = {  # public name: the module that defines it
     "load": "labkit.api",
     "machine": "labkit.results.hardware",
     "measure": "labkit.view.measuring",
-    "panel": "labkit.view.panels",
+    "panel": "labkit.view.panel",
     "peaks": "labkit.view.measuring",
     "Pipeline": "labkit.spec",
     "plot": "labkit.view.rows_figure",
     "predict": "labkit.prediction.prediction",
     "public_trace": "labkit.traces.public",
-    "published": "labkit.results.published",
+    "published": "labkit.results.templates",
     "Ranks": "labkit.api",
     "recorded": "labkit.library",
     "RecordError": "labkit.stamps.record",

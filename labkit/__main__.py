@@ -85,11 +85,13 @@ def trace(options: argparse.Namespace) -> Found:
 
     examples:
       labkit trace trace.json.gz --json
-      labkit trace before.json.gz after.json.gz     what changed, by class and kernel
+      labkit trace before.json.gz after.json.gz     what changed, by class
       labkit trace traces/                          a file for each rank: who keeps whom waiting
     """
-    found = lk.trace(options.path)
-    return found.compare(lk.trace(options.after)) if options.after else found, 0
+    from labkit.traces.breakdown import TraceComparison
+
+    traces: list[Any] = [lk.trace(path) for path in (options.path, options.after) if path]
+    return TraceComparison(*traces) if options.after else traces[0], 0
 
 
 def diagnose(options: argparse.Namespace) -> Found:
@@ -150,7 +152,7 @@ def watch(options: argparse.Namespace) -> Found:
     write_report(found, options.html)
     if options.json:
         return found, code
-    say(f"labkit watch: {found.text}")  # stdout is the script's own
+    say(f"labkit watch: {found['text']}")  # stdout is the script's own
     return None, code
 
 
@@ -254,7 +256,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say("labkit: interrupted")
         return 130
     if options.json:
-        print(json.dumps(found.to_dict(), allow_nan=False))
+        values = found if isinstance(found, dict) else found.to_dict()
+        print(json.dumps(values, allow_nan=False))
     elif found is not None:
         print(printable(str(found)))
     return code

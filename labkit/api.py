@@ -6,6 +6,7 @@ one moment, and they know nothing of how it is drawn, judged or waited for.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -13,26 +14,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.instruments.record_head import spec_event
+from labkit.knobs import Settings, check_names
 from labkit.process import folders, launcher
 from labkit.process.leftovers import recover_loop
-from labkit.results.comparison import ComparedRuns, SweptRuns
 from labkit.results.failures import with_remedy
 from labkit.results.hardware import check_device
 from labkit.results.log_reader import LiveResult
-from labkit.results.measurements import MeasurementsData
+from labkit.results.measurements import MeasurementsData, table_of
 from labkit.results.payload import Source
 from labkit.results.ranks import RanksData
+from labkit.results.result import Result, Table
 from labkit.results.run_data import RunData
-from labkit.spec import LOADER_KNOBS, Pipeline
+from labkit.spec import KNOBS, LOADER_KNOBS, Pipeline
 from labkit.stamps.events import FILE_NAME
 from labkit.stamps.record import RecordError, Tail, head_of
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.figure import Figure
 
     from labkit.diagnosis.hot_lines import Lines
     from labkit.diagnosis.verdict import Diagnosis
     from labkit.traces.read import Breakdown, RankTraces
+
+COMPARED = ("throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms")
+SWEPT = ("throughput", "utilization", "wait_ms", "compute_ms")
+LEAST_NOISE = 0.02  # relative difference of throughput that two runs may always have
 
 
 class Run(LiveResult[RunData], RunData):
@@ -66,7 +73,7 @@ class Run(LiveResult[RunData], RunData):
         """Draw the run; the utilization and the mean step of `before` beside it, where given."""
         from labkit.view.run_figure import draw_run
 
-        return draw_run(self.data, before and before.data)
+        return Comparison(before.data, self.data).plot() if before else draw_run(self.data)
 
     def export(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
         """Write the run as .html, .csv, .png, .svg or .pdf; return the path.
@@ -165,8 +172,49 @@ class Measurements(LiveResult[MeasurementsData], MeasurementsData):
         return repr(self.data)
 
 
-class Sweep(SweptRuns[Run]):
+class Sweep(Result):
     """The runs of a sweep: one for each of `settings`, or for the first of them where it ended."""
+
+    def __init__(self, pipeline: Pipeline, knobs: Settings):
+        """Check every combination before anything runs; raises ValueError naming a bad one."""
+        check_names(knobs, KNOBS)
+        if not knobs:
+            raise ValueError("a sweep needs a knob and its values: num_workers=[0, 2, 4].")
+        for name, values in knobs.items():
+            if not isinstance(values, (list, tuple, range)) or not values:
+                raise ValueError(
+                    f"{name}={values!r}: a sweep needs several values, such as [0, 2, 4]."
+                )
+        self.pipeline = pipeline
+        self.knobs = {name: list(values) for name, values in knobs.items()}
+        self.settings: list[Settings] = [
+            dict(zip(self.knobs, values, strict=True))
+            for values in itertools.product(*self.knobs.values())
+        ]
+        for setting in self.settings:
+            pipeline.but(**setting)
+        self.runs: list[Run] = []
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __getitem__(self, index: int) -> Run:
+        return self.runs[index]
+
+    @property
+    def frame(self) -> pandas.DataFrame:
+        """A row for each setting: its knobs, what was measured, and the `error` of one without."""
+        import pandas
+
+        rows = []
+        for setting, run in itertools.zip_longest(self.settings, self.runs):
+            measured = {name: getattr(run, name, None) for name in SWEPT}
+            rows.append({**setting, **measured, "error": run.error if run else "not run"})
+        return pandas.DataFrame(rows, dtype=object).infer_objects()  # None is a knob's value too
+
+    def table(self) -> Table:
+        """Return the knobs, samples/s, busy share, wait and compute of each run."""
+        return table_of(self.frame)
 
     def measure(self, start: Callable[[Pipeline], Run], each: Callable[[Run], object]) -> None:
         """Run every setting, one after the other.
@@ -181,17 +229,67 @@ class Sweep(SweptRuns[Run]):
         """Draw throughput over the first knob, a line for each other setting."""
         from labkit.view.run_figure import draw_sweep
 
-        return draw_sweep(self)
+        return draw_sweep(self.frame, [*self.knobs], self.runs)
 
 
-class Comparison(ComparedRuns):
+class Comparison(Result):
     """The run `after` against the run `before`: what was changed, and what it brought."""
+
+    def __init__(self, before: RunData, after: RunData):
+        self.before = before
+        self.after = after
+        asked = before.asked.to_dict()
+        old = before.pipeline.to_dict()
+        new = after.pipeline.to_dict()
+        self.changed: dict[str, tuple[object, object]] = {
+            name: (old[name], new[name])
+            for name, value in after.asked.to_dict().items()
+            if value != asked[name] and old[name] != new[name]
+        }
+        """{knob: (before, after)} of the knobs that were asked for, and ran, with other values."""
+
+    @property
+    def speedup(self) -> float | None:
+        """Throughput after over before; None where either has none."""
+        old = self.before.throughput
+        new = self.after.throughput
+        return new / old if old and new else None
+
+    @property
+    def verdict(self) -> str:
+        """One sentence on what the change brought, if more than the two runs' own unevenness."""
+        if self.speedup is None:
+            return "One of the runs has no numbers to compare."
+        mark = f" {where}." if (where := self.before.mark or self.after.mark) else ""
+        noise = max(self.before.spread or 0.0, self.after.spread or 0.0, LEAST_NOISE)
+        if abs(self.speedup - 1) <= noise:
+            return f"No difference beyond the noise ({self.speedup:.2f}x).{mark}"
+        word = "faster" if self.speedup > 1 else "slower"
+        return f"{max(self.speedup, 1 / self.speedup):.2f}x {word}.{mark}"
+
+    def table(self) -> Table:
+        """Return the changed knobs and the numbers, before and after, with the verdict below."""
+        rows = [[name, *map(repr, pair), ""] for name, pair in self.changed.items()]
+        rows.append(["utilization", self.before.busy_text, self.after.busy_text, ""])
+        for name in COMPARED:
+            pair = [getattr(run, name) for run in (self.before, self.after)]
+            is_told = all(ms and ms > 0.05 for ms in pair)  # else it is a ratio of noise
+            ratio = f"{pair[1] / pair[0]:.2f}x" if is_told else ""
+            rows.append([name, *(each and f"{each:,.1f}" for each in pair), ratio])
+        return Table(rows, ("", "before", "after", "ratio"), foot=(self.verdict,))
+
+    @property
+    def what(self) -> str:
+        """Which knobs differ: "num_workers 0 → 6"."""
+        changed = [f"{knob} {old} → {new}" for knob, (old, new) in self.changed.items()]
+        return ", ".join(changed) or "nothing changed"
 
     def plot(self) -> Figure:
         """Draw both runs on one time scale, the earlier one above, as a matplotlib Figure."""
         from labkit.view.run_figure import draw_run
 
-        return draw_run(self.after, self.before)
+        brought = f"{self.what}: {self.speedup:.1f}x the throughput; " if self.speedup else ""
+        return draw_run(self.after, self.before, brought)
 
 
 Loaded = Run | Measurements | Ranks
@@ -221,7 +319,7 @@ def diagnose(
     ValueError) on one that cannot be used.
     """
     from labkit.diagnosis import judge
-    from labkit.diagnosis.rank_verdict import of_ranks
+    from labkit.diagnosis.several_runs import of_ranks
     from labkit.traces.read import Breakdown, RankTraces, trace
 
     if isinstance(what, (str, os.PathLike)):
@@ -237,7 +335,7 @@ def diagnose(
             "is nothing to diagnose: lk.load(path) shows its numbers; diagnose a training run."
         )
     if isinstance(data, RanksData):
-        return of_ranks(data.runs or {0: RunData(data.path)}, data.times).verdict
+        return of_ranks(data.runs or {0: RunData(data.path)}, data.times)[1]
     return judge.of_run(data)
 
 
@@ -266,7 +364,7 @@ def launch(
         said = {"pipeline": knobs, "watched": {"loader": f"DataLoader({source.name})"}}
     kind = launcher.RANKS if "ranks" in asked else launcher.BENCH
     try:
-        with launcher.starting(kind, None) as handle:
+        with launcher.starting(kind) as handle:
             run = handle.folder.name
             order: Any = {"run": run, "cache": str(folders.home()), "fault": fault, **asked}
             if source is not None:

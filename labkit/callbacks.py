@@ -25,12 +25,10 @@ class LoopRecorder:
             self._recorder.flush()
         return self._run
 
-    def begin(
-        self, loader: object, model: object, place: tuple[str, int] | None = None
-    ) -> Recorder:
-        """Begin a record; `model` is the one trained, `place` the file and line of the loop."""
+    def begin(self, loader: object, place: tuple[str, int] | None = None) -> Recorder:
+        """Begin a record; `place` is the file and line of the loop."""
         folder = run_folders.new_folder(os.getpid()) or folders.new_run()
-        self._recorder = Recorder(folder, loader, model, place)
+        self._recorder = Recorder(folder, loader, place)
         self._run = Run(folder, process=self._recorder)
         return self._recorder
 

@@ -36,7 +36,7 @@ class Recorder(LoopRecorder, TrainerCallback):
             self.close()
             hook.install_now()
             place = hook.users_place(traceback.walk_stack(sys._getframe()))
-            recorder = self.begin(more.get("train_dataloader"), more.get("model"), place)
+            recorder = self.begin(more.get("train_dataloader"), place)
             hook.SCRIPT.loops.append(recorder)
             recorder.ends.callback(hook.SCRIPT.loops.remove, recorder)
 

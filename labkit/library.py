@@ -17,7 +17,7 @@ from labkit.stamps.record import head_of
 from labkit.text import one_line
 
 SUFFIX = ".jsonl.gz"
-COLUMNS = ["name", "title", "hardware", "date", "torch"]  # of the listing
+COLUMNS = ["name", "title", "hardware"]  # of the listing
 
 
 def recorded(
@@ -52,8 +52,6 @@ def _row(file: Path) -> dict[str, Any] | None:
         "full": f"{file.parent.name}/{name}",
         "title": spec.get("title", ""),
         "hardware": machine["name"],
-        "date": spec.get("utc", "unknown")[:10],
-        "torch": machine["versions"].get("torch", "unknown"),
         "kind": machine["kind"],
         "path": file,
     }

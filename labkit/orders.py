@@ -2,8 +2,7 @@
 
 `launch.json` is the supervisor's plan: `kernel_pid` and the `system` where that pid counts
 (`process.family.this_system`), `idle_s` (how long a standby waits for its run; None: it is there),
-the commands `bench` and `telemetry`, to which the supervisor adds its own pid, and `after`, a
-command for when the run is over, or None.
+and the commands `bench` and `telemetry`, to which the supervisor adds its own pid.
 
 `spec.json` is the bench's order: the `run`, labkit's folder of this user (`cache`), a `fault` to
 plant (`bench.carry_out.prepare`), and what the log's first event has too: the `pipeline`

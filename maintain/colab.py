@@ -13,7 +13,6 @@ import re
 from pathlib import Path
 
 import nbformat
-from IPython.core.inputtransformer2 import TransformerManager
 
 ROOT = Path(__file__).parents[1]
 FIRST = "00_start_here.ipynb"
@@ -99,11 +98,6 @@ def mark(notebook: nbformat.NotebookNode, repository: str | None, name: str) -> 
     setup.source = own_code(setup.source)
     if repository:
         setup.source = f"{CELL.format(repository=repository)}\n{setup.source}"
-
-
-def plain(source: str) -> str:
-    """Return a cell's source as Python, its magic as a call."""
-    return TransformerManager().transform_cell(source)
 
 
 def fork(text: str) -> str:

@@ -1,7 +1,6 @@
 """The labelled fault set, its runs, and the score of the diagnosis on them.
 
-`python maintain/faultset.py [--only NAME] [--seeds 5] [--keep FILE]`; with `--keep` it can be
-stopped, and goes on where it was. The exit code is 1 where fewer than 90 % are named right.
+`python maintain/faultset.py [--seeds 5]`. The exit code is 1 where fewer than 90 % are named right.
 
 A label is what was planted: each fault names the resource it takes from the device. The bench
 imports this file and plants it for real (`plant`). The thresholds of the diagnosis were set on
@@ -14,10 +13,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,8 +30,6 @@ from torch.utils.data import Dataset
 from labkit import Pipeline, Run, machine
 from labkit.api import launch
 from labkit.bench.models import AdamW
-from labkit.diagnosis.findings import NEIGHBOUR
-from labkit.knobs import check_names
 from labkit.results.hardware import Machine
 
 FASTER = 1.25  # a 16-bit format counts as the faster one from this speed-up on
@@ -286,24 +282,17 @@ def finished(pipeline: Pipeline, planted: str | None = None) -> Run:
     return run
 
 
-@dataclass
-class Here:
-    """Where the set is run: the healthy base, and the machine."""
-
-    base: Base
-    machine: Machine
-
-    def cannot_show(self, fault: Fault) -> str | None:
-        """Return why a fault cannot show on this base and machine; None if it can."""
-        if fault.only not in (None, self.machine.kind):
-            return f"shows on a {fault.only.upper()} only"
-        if fault.needs_bf16 and self.base["precision"] == "fp32":
-            return "BF16 is not faster than FP32 on this device (measured)"
-        return None
+def cannot_show(fault: Fault, base: Base, kind: str) -> str | None:
+    """Return why a fault cannot show on this base and kind of device; None if it can."""
+    if fault.only not in (None, kind):
+        return f"shows on a {fault.only.upper()} only"
+    if fault.needs_bf16 and base["precision"] == "fp32":
+        return "BF16 is not faster than FP32 on this device (measured)"
+    return None
 
 
-def base_here() -> Here:
-    """Measure, in one run or two, the base's faster format and its depth here."""
+def base_here() -> tuple[Base, Machine]:
+    """Return the healthy base, its faster format and its depth measured here, and the machine."""
     base = BASES[machine().kind] | {"precision": "fp32"}
     plain = finished(Pipeline(**base))
     half = "bf16"
@@ -317,7 +306,7 @@ def base_here() -> Here:
         base["precision"] = half
         step_ms /= speedup
     base["depth"] = max(1, round(base["depth"] * STEP_MS[plain.machine.kind] / step_ms))
-    return Here(base, plain.machine)
+    return base, plain.machine
 
 
 @dataclass
@@ -353,42 +342,22 @@ def result_of(fault: Fault, seed: int, base: Base) -> Row:
     """Run a fault and return what was planted, and what the diagnosis named."""
     for _ in range(2):
         found = finished(fault.pipeline(seed, base), fault.planted(seed)).diagnose()
-        if found.findings[0].cause != NEIGHBOUR:  # else others used the device: once more
+        if found.findings[0].cause != "neighbour":  # else others used the device: once more
             break
     row = {"fault": fault.name, "seed": seed, "expected": fault.expected}
     return row | {"named": found.bottleneck, "why": found.findings[0].cause}
 
 
-def run_set(
-    *,
-    seeds: int = 5,
-    only: Collection[str] | None = None,
-    keep: str | os.PathLike[str] | None = None,
-) -> Score:
-    """Run the fault set on this machine, diagnose every run, return the score.
-
-    Each of the first `seeds` runs every fault once, or those named in `only`. `keep` is a
-    file of results, a JSON object a line: what is in it is not run again.
-    """
-    by_name = {fault.name: fault for fault in FAULTS}
-    check_names(only or (), by_name, "fault")
-    here = base_here()
-    chosen = [by_name[name] for name in only or by_name]
-    skipped = {fault.name: why for fault in chosen if (why := here.cannot_show(fault))}
-    faults = [fault.on(here.machine.kind) for fault in chosen if fault.name not in skipped]
-    file = Path(keep or os.devnull)
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    known = {(row["fault"], row["seed"]): row for row in map(json.loads, lines)}
+def run_set(seeds: int = 5, faults: Sequence[Fault] = FAULTS) -> Score:
+    """Run the faults on this machine once for each of the first seeds; return the score."""
+    base, here = base_here()
+    skipped = {fault.name: why for fault in faults if (why := cannot_show(fault, base, here.kind))}
+    shown = [fault.on(here.kind) for fault in faults if fault.name not in skipped]
     rows = []
-    for seed, fault in itertools.product(range(seeds), faults):
-        row = known.get((fault.name, seed))
-        if row is None:
-            row = result_of(fault, seed, here.base)
-            print(row, file=sys.stderr)
-            with file.open("a", encoding="utf-8") as kept:
-                kept.write(json.dumps(row) + "\n")
-        rows.append(row)
-    return Score(here.machine.name, rows, skipped)
+    for seed, fault in itertools.product(range(seeds), shown):
+        rows.append(result_of(fault, seed, base))
+        print(rows[-1], file=sys.stderr)
+    return Score(here.name, rows, skipped)
 
 
 def main() -> int:
@@ -397,9 +366,7 @@ def main() -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", action="append", metavar="NAME")
-    parser.add_argument("--keep", metavar="FILE")
-    score = run_set(**vars(parser.parse_args()))
+    score = run_set(parser.parse_args().seeds)
     print(score)
     return int(score.accuracy < 0.9)
 

@@ -6,59 +6,36 @@ packing lines nor writing more comments changes. No test fails on it.
 
 from __future__ import annotations
 
-import ast
-import io
 import sys
 import tokenize
 from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LAYOUT = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENDMARKER,
-}
-LARGEST = 5  # files that are named
-
-
-def docstring_starts(tree: ast.AST) -> set[tuple[int, int]]:
-    """Return (line, column) of every docstring."""
-    starts = set()
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if not isinstance(body, list) or not body or not isinstance(body[0], ast.Expr):
-            continue
-        if isinstance(getattr(body[0].value, "value", None), str):
-            starts.add((body[0].lineno, body[0].col_offset))
-    return starts
+BETWEEN = {tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}  # statements
+LAYOUT = BETWEEN | {tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER}
 
 
 def measure(path: Path) -> Counter[str]:
     """Count the tokens and the lines of code of one file."""
-    text = path.read_text(encoding="utf-8")
-    docstrings = docstring_starts(ast.parse(text))
     lines = []
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in LAYOUT and token.start not in docstrings:
-            lines.append(token.start[0])
+    before = tokenize.ENCODING
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            is_docstring = token.type == tokenize.STRING and before in BETWEEN
+            if token.type not in LAYOUT and not is_docstring:
+                lines.append(token.start[0])
+            if token.type not in (tokenize.COMMENT, tokenize.NL):
+                before = token.type
     return Counter(tokens=len(lines), code_lines=len(set(lines)))
 
 
 def report(folder: str) -> None:
-    """Print the figures of all Python files below `folder`, and its largest files."""
-    files = {path: measure(path) for path in (ROOT / folder).rglob("*.py")}
-    if not files:
-        raise SystemExit(f"no Python files below {folder}")
-    total = sum(files.values(), Counter())
+    """Print the figures of all Python files below `folder`."""
+    files = [measure(path) for path in (ROOT / folder).rglob("*.py")]
+    total = sum(files, Counter())
     a_line = total["tokens"] / total["code_lines"]
     print(f"{folder}: {total['tokens']:,} tokens in {len(files)} files, {a_line:.1f} a code line")
-    largest = sorted(files, key=lambda path: files[path]["tokens"], reverse=True)
-    for path in largest[:LARGEST]:
-        print(f"  {files[path]['tokens']:6,}  {path.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

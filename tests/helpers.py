@@ -14,6 +14,19 @@ from torch.utils.data import Dataset
 
 from labkit.stamps.record import events_of
 
+# Else an optimizer imports torch's compiler: as long again as torch, in each script that is run
+NO_COMPILER = (
+    "import sys, types; sys.modules['torch._dynamo'] = types.SimpleNamespace("
+    "disable=lambda fn=None, *_, **__: fn, graph_break=lambda: None)"
+)
+
+
+def script_in(folder, text):
+    """Write a script, whose text begins with an empty line, without torch's compiler."""
+    path = folder / "train.py"
+    path.write_text(NO_COMPILER + text)
+    return path
+
 
 def processes_of(folder):
     """The pid and command of each living process of the run in `folder`, or that works in it."""

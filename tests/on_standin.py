@@ -99,9 +99,10 @@ def test_a_watched_loop_has_the_intervals_of_the_card(cards, monkeypatch):
 def test_a_loop_that_trains_on_the_cpu_is_not_timed_on_a_card_that_holds_a_tensor(cards):
     cards("H200")
     model = torch.nn.Linear(4, 1)
-    watched = lk.watch([torch.ones(2, 4)] * 40, model=model, live=False)
+    watched = lk.watch([torch.ones(2, 4)] * 40, live=False)
     for batch in watched:
         model(batch).sum().backward()
+        watched._recorder.trained_by(torch.optim.SGD(model.parameters()))  # as its hook tells
     assert watched.run.machine.kind == "cpu"
 
 

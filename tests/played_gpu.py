@@ -97,16 +97,13 @@ def play(
     waits=True,
     sync=False,
     side_stream=False,
-    queue=1000,
-    in_line=0.0,
 ):
     """Play a loop without loader workers; return its step events, and its kernels (n, 2) in ms.
 
     Times are in ms: to prepare a batch, to copy it, to launch a step's kernels, to compute them (a
     sequence is gone through again and again), `after` a step, and the `gap` between the copy and
     the first event of the compute. The host `waits` for the copy where it is blocking or from
-    pageable memory, with `sync` for the end of each step, and while a `queue` of launches is full.
-    While it launches a step it stands `in_line` for a core, in all.
+    pageable memory, and with `sync` for the end of each step.
     """
     host = 1000.0
     free = 0.0
@@ -123,9 +120,7 @@ def play(
         host = after_copy + gap
         free = begin = max(free, copied, host)
         for _ in range(KERNELS):
-            if len(kernels) >= queue:
-                host = max(host, kernels[-queue][1])
-            host += (launch + in_line) / KERNELS
+            host += launch / KERNELS
             start = max(free, host)
             free = start + lengths[i % len(lengths)] / KERNELS
             kernels.append((start, free))

@@ -11,12 +11,12 @@ import signal
 import sys
 from pathlib import Path
 
-import torch
-import torch._dynamo  # noqa: F401 -- and its optimizer this: seconds in each fork
+from helpers import NO_COMPILER  # and torch
 
 import labkit.watching.recorder  # noqa: F401 -- so that no fork has to
 from labkit.watching import run_folders
 
+exec(NO_COMPILER)
 FOLDER = Path(sys.argv[1]).absolute()
 LONGEST_S = 180
 

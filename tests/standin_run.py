@@ -8,14 +8,13 @@ import torch
 
 import labkit as lk
 from labkit import Run, quotas
-from labkit.bench import flops
+from labkit.bench import carry_out, roofline
 from labkit.bench.data import noise_batch
 from labkit.bench.loop import Trainer, train
-from labkit.bench.resolve_config import resolve_config
 from labkit.instruments import machine
-from labkit.spec import PX
+from labkit.spec import KNOBS, PX
 from labkit.stamps.events import VERSION, EventLog
-from labkit.stamps.step_ring import Drain
+from labkit.stamps.step_ring import Drain, StepRing
 from labkit.stamps.timeline import make_timeline
 
 DECODE_MS = 0.96  # of an image of PX pixels, augmented
@@ -35,17 +34,16 @@ def run_on(gpu, pipeline):
     with mock.patch.object(quotas, "cpu_cores", lambda: quotas.Cores(CORES, CORES, None)):
         here = machine.describe(card)
         log.write("machine", **here)
-        job, not_applied = resolve_config(asked, here)
-    log.write("job", pipeline=vars(job), not_applied=not_applied)
+        job = carry_out.settled(asked, here, log, KNOBS)
     trainer = Trainer(job, card)
-    timeline = make_timeline(log, folder, card)
+    timeline = make_timeline(log, StepRing(folder).add, card)
     drain = Drain(folder, log)
     prefetch = job.prefetch_factor or 0
     log.write("begin", warmup=max(3, job.num_workers * prefetch))
     each_ms = ARRAY_MS if job.dataset == "array" else DECODE_MS * (job.image_px / PX) ** 2
     prep_ms = job.batch_size * (each_ms + job.io_ms)
     batch = tuple(t.pin_memory() if job.pin_memory else t for t in noise_batch(job))
-    flops.write_work(job, card, log)
+    log.write("work", **roofline.work_of(job, card))
     gpu.syncs_before = gpu.syncs
     train(trainer, gpu.loader(prep_ms, batch, job.num_workers, prefetch), timeline, job)
     drain.drain()

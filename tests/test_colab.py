@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import colab
 import nbformat
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 
 HERE = "someone/labkit"
 INSTALL = 'pip install -q "gpu-labkit @ git+https://github.com/someone/labkit"'
@@ -30,7 +31,7 @@ def test_the_cell_installs_on_a_service_and_does_nothing_elsewhere(service, did,
         monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(output=output))
     if service == "Kaggle":
         monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Interactive")
-    exec(colab.plain(colab.CELL.format(repository=HERE)), names)
+    exec(TransformerManager().transform_cell(colab.CELL.format(repository=HERE)), names)
     for said, expected in zip(done, did, strict=True):
         assert expected in said
 

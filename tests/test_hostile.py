@@ -137,7 +137,6 @@ HOSTILE = {
     "deep.json": (TRACE + b"[" * 2 * MIB, "damaged"),
     "before.json": (b'{"a":[' + LISTS * 3 * MIB + b"[]]," + TRACE[1:], "not a profiler trace"),
     "behind.json": (TRACE[:-1] + b'],"a":[' + LISTS * 3 * MIB + b"[]]}", "behind its events"),
-    "events.json": (TRACE + b"{}," * 2 * MIB, "most of them are empty"),
     "malformed.json": (TRACE + b'{"ph":"X","cat":"kernel","name":"k"},' * 10**5, "malformed"),
     "emoji.jsonl": ((SPEC + b'{"event":"x","a":"' + EMOJI, 10**9), "line is longer"),
     "infinite.jsonl": (SPEC + b'{"event":"padding","share":1e999}\n', "not an event"),

@@ -59,7 +59,7 @@ INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and wh
     "what is drawn without a browser, and typed without a terminal": (
         "__main__ view.display view.live view.panel view.running view.style view.watch_command"
     ),
-    "tables that are held against files": "knobs spec library results.published results.script",
+    "tables that are held against files": "knobs spec library results.script",
 }
 FILES = sorted((ROOT / "labkit").rglob("*.py"))
 
@@ -181,5 +181,5 @@ def test_a_cause_is_a_function_with_its_page(monkeypatch):
     [finding] = [worded(each, evidence, run) for each in judge.by_cost(evidence)]
     assert finding.lost_share == pytest.approx(run.wait_ms / run.step_ms, rel=0.05)
     assert finding.advice.startswith("Try num_workers=4. Expect")
-    assert "symptoms/too-few-workers.md" in finding.places
+    assert finding.page == "symptoms/too-few-workers.md"
     assert finding.name in BOTTLENECKS

@@ -42,9 +42,11 @@ def climbed(rate, found):
         )
         return Outcome(run.throughput, run=run)
 
-    ladder = Tuning("fake", dict(START), lk.Pipeline(), machine="a CPU")
+    ladder = Tuning("fake", dict(START), lk.Pipeline())
     try:
-        return Improver(ladder, SimpleNamespace(measure=measure)).run()
+        return Improver(
+            ladder, SimpleNamespace(measure=measure), Machine("cpu", "cpu", "a CPU")
+        ).run()
     except KeyboardInterrupt:
         return ladder
 

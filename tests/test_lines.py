@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import watched
+from helpers import script_in, watched
 from played_gpu import CPU, GPU, MS, load, watched_log
 from torch.utils.data import DataLoader
 
@@ -303,9 +303,7 @@ if __name__ == "__main__":
 
 
 def watch_script(tmp_path, text, *arguments, **how):
-    path = tmp_path / "train.py"
-    path.write_text(text)
-    return watched([sys.executable, path, *arguments], **how)
+    return watched([sys.executable, script_in(tmp_path, text), *arguments], **how)
 
 
 @SLOW
@@ -322,7 +320,9 @@ def test_a_script_is_watched_from_inside_and_is_what_it_is_without(tmp_path):
 
 @SLOW
 def test_a_traceback_and_a_loop_without_a_loader(tmp_path):
-    text = "import torch\nnet = torch.nn.Linear(8, 8)\no = torch.optim.SGD(net.parameters(), 1.)\n"
+    text = (
+        "\nimport torch\nnet = torch.nn.Linear(8, 8)\no = torch.optim.SGD(net.parameters(), 1.)\n"
+    )
     text += "for _ in range(60):\n    net(torch.randn(4, 8)).sum().backward(); o.step()\n"
     done, found = watch_script(tmp_path, f"{text}raise KeyError('lost')")
     assert done.returncode == 1 and done.stderr.rstrip().endswith("KeyError: 'lost'")

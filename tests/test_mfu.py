@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import labkit as lk
-from labkit.bench import flops
+from labkit.bench import roofline
 from labkit.bench.models import MODELS
 
 SIZE = {"batch_size": 5, "width": 32, "depth": 3, "image_px": 32, "device": "cpu"}
@@ -31,7 +31,7 @@ def test_the_flops_of_the_courses_models_are_those_that_torch_counts(model):
         with counter, hooks:
             torch.nn.functional.cross_entropy(trained(images), labels).backward()
     weights = {each.untyped_storage()._cdata: each.nbytes for each in trained.parameters()}
-    work = flops.work_of(job, torch.device("cpu"))
+    work = roofline.work_of(job, torch.device("cpu"))
     assert work["flops"] == pytest.approx(counter.get_total_flops(), rel=0.01)
     activations = sum(size for storage, size in kept.items() if storage not in weights)
     total = activations + 4 * sum(weights.values())  # gradients and moments are as large

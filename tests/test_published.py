@@ -1,9 +1,9 @@
-"""Other people's numbers, each with its card and source; the glossary; views."""
+"""Other people's numbers, each with its card and source."""
 
 import pytest
 
 import labkit as lk
-from labkit.results.published import FOLDER
+from labkit.results.templates import PUBLISHED
 
 TABLES = lk.published()
 
@@ -18,6 +18,6 @@ def test_every_published_row_has_a_card_and_a_source_at_a_commit(name):
 
 
 def test_every_file_is_listed_and_an_unknown_name_is_answered_with_those_there_are():
-    assert {path.stem for path in FOLDER.glob("*.csv")} == set(TABLES["name"])
+    assert {path.stem for path in PUBLISHED.glob("*.csv")} == set(TABLES["name"])
     with pytest.raises(ValueError, match="'zeus'; available: matmul, remote-reads, batch-power"):
         lk.published("zeus")

@@ -52,6 +52,7 @@ def test_a_number_along_the_axis_makes_lines_with_a_colour_for_each_value_of_by(
     assert lines["float32"].get_color() != lines["bfloat16"].get_color()
     assert axes.get_xscale() == "log" and list(axes.get_xticks()) == SIZES
     assert figure.texts[0].get_text() == "Products"
+    assert lk.plot(BOTH, "n", "ms").texts[0].get_text() == "ms over n"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import script_in
 
 import labkit as lk
 from labkit.process.output import Output
@@ -232,9 +233,9 @@ def search(folder):
 
 @pytest.mark.slow
 def test_nothing_that_a_run_leaves_holds_a_secret_that_was_planted(tmp_path):
-    script, home, reports = (tmp_path / name for name in ("train.py", "home", "reports"))
+    home, reports = tmp_path / "home", tmp_path / "reports"
     reports.mkdir()
-    script.write_text(PLANTED)
+    script = script_in(tmp_path, PLANTED)
     names = dict.fromkeys(VARIABLES.split(), SECRET)
     env = os.environ | names | {"LABKIT_HOME": str(home), "LABKIT_QUICK": "1", "LABKIT_WARM": "0"}
     watch = ["-m", "labkit", "watch", "--json", "--html"]

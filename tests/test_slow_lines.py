@@ -3,7 +3,6 @@
 from played_gpu import CPU, MS, watched_log
 
 from labkit.diagnosis import judge
-from labkit.diagnosis.evidence import WorkerEvidence
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.wording import worded
@@ -11,9 +10,8 @@ from labkit.results.core_use import CoreUse
 
 TORCH = "/usr/lib/python3/site-packages/torch/utils/data/_utils/collate.py"
 LOADER = LoopCode("loader", call="", arguments={"dataset": "data", "num_workers": "2"})
-BUSY = WorkerEvidence(workers=2, cpu_share=0.96, idle_share=0.0)
-AT_REST = WorkerEvidence(workers=2, cpu_share=0.9, idle_share=0.9)
-WAITING = WorkerEvidence(workers=2, cpu_share=0.08, idle_share=0.0)
+BUSY = {"workers": 2, "worker_cpu": 0.96, "worker_idle": 0.0}
+AT_REST = {"workers": 2, "worker_cpu": 0.9, "worker_idle": 0.9}
 ASKS = ("loader", "", "train.py", 57, "train", "")  # the line of the loop itself
 STACKS = ("loader", "collate", TORCH, 275, "collate_tensor_fn", "torch.stack()")
 
@@ -46,8 +44,7 @@ def found(folder, waiting=(), worker=(), wait_ms=80.0, **known):
     begins = [1000.0 + 100 * step for step in range(60)]
     steps = [{"t": (at, at + wait_ms, at + wait_ms, at + 100)} for at in begins]
     rows = [(0, at + wait_ms, at + 100) for at in begins]
-    workers = known.get("workers")
-    count = workers.workers if workers else 0
+    count = known.get("workers", 0)
     run = watched_log(
         folder,
         CPU,
@@ -57,7 +54,7 @@ def found(folder, waiting=(), worker=(), wait_ms=80.0, **known):
         knobs={"num_workers": count, "batch_size": 64},
         events=[samples(pid, parts) for pid, parts in enumerate((waiting, worker)) if parts],
     )
-    busy = bool(workers) and workers.cpu_share > 0.5
+    busy = known.get("worker_cpu", 0.0) > 0.5
     known = {"use": CoreUse(2, own=1.95 if busy else 0.5), "code": LOADER} | known
     evidence = StepTable(run).evidence().but(**known)
     return worded(judge.by_cost(evidence)[0], evidence, run)
@@ -77,7 +74,7 @@ ALL = {ASKS: 1.0}  # of the waiting, while workers make batches
 def test_a_sampler_is_slow_in_the_loops_own_process_and_nothing_is_said_of_sending(tmp_path):
     chooses = line("remaining.remove()", "python", 9, "Balanced.__iter__.<lambda>", within="")
     lines = {sampler("random.sample()"): 0.35, chooses: 0.4, ASKS: 0.25}
-    said = found(tmp_path, lines, {STACKS: 1.0}, workers=AT_REST)
+    said = found(tmp_path, lines, {STACKS: 1.0}, **AT_REST)
     assert said.cause == "slow_line"
     assert "of the waiting, in the loop's own process, is in `" in said.evidence
     assert "torch.randperm" in said.advice
@@ -97,8 +94,8 @@ def test_a_collate_function_without_workers_runs_in_the_loop_and_may_have_worker
 
 
 def test_a_loop_that_hardly_waits_is_told_of_no_line(tmp_path):
-    for workers in (None, BUSY):
+    for workers in ({}, BUSY):
         opens = line("Image.open()")
         lines = (ALL, in_workers(opens)) if workers else (in_loop(opens),)
-        said = found(tmp_path, *lines, wait_ms=5.0, workers=workers)
+        said = found(tmp_path, *lines, wait_ms=5.0, **workers)
         assert said.name != "input"

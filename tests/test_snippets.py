@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import labkit as lk
 from labkit.diagnosis.causes import loader
-from labkit.diagnosis.evidence import Epochs, Evidence, asked
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.findings import asked
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.wording import worded
 from labkit.results.core_use import CoreUse
@@ -58,7 +59,6 @@ LOADERS = [
     " multiprocessing_context='fork', prefetch_factor=3, persistent_workers=True, pin_memory=True)",
     "torch.utils.data.DataLoader(TensorDataset(torch.arange(64.0)), batch_size=8, shuffle=True)",
 ]
-RESTARTED = Epochs(0.4)
 CHANGES = [
     {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False},
     {"prefetch_factor": 4, "num_workers": 1},
@@ -156,7 +156,7 @@ def test_what_is_printed_runs_in_a_script_with_other_names_or_none(kind, user_mo
     names = {"__name__": "train"}
     exec(SCRIPTS[kind], names)
     code = LoopCode.of(in_script(names, "call_of(made)", call_of=call_of))
-    lines = [fed(code=code, epochs=RESTARTED, knobs={"num_workers": 2}).code]
+    lines = [fed(code=code, epoch_starts=0.4, knobs={"num_workers": 2}).code]
     lines += [fed(code=code, advised=4).code]
     lines += [code.lines(changes) for changes in CHANGES]
     lines += [in_script(names, "tuner(made, seconds=1)", tuner=tuner).found.snippet]

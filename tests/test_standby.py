@@ -13,11 +13,10 @@ from planted import QUICK, wait_until
 from labkit.api import launch
 from labkit.process import family, launcher
 
-
-def needs_processes(test):
-    """Mark a test that starts runs."""
-    linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-    return pytest.mark.slow(linux(test))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
 
 
 @pytest.fixture
@@ -51,7 +50,6 @@ def first_step_s():
     return run, run.host_ns[0, 3] - start
 
 
-@needs_processes
 def test_a_standby_gives_the_first_step_sooner_and_serves_one_run(standing):
     standby = standing()
     wait_until(lambda: waits(standby))
@@ -65,7 +63,6 @@ def test_a_standby_gives_the_first_step_sooner_and_serves_one_run(standing):
     assert not processes_of(warm.path)
 
 
-@needs_processes
 def test_where_the_surroundings_have_changed_a_run_starts_cold_and_no_standby_beside_it(
     standing, monkeypatch
 ):
@@ -79,7 +76,6 @@ def test_where_the_surroundings_have_changed_a_run_starts_cold_and_no_standby_be
     run.stop()
 
 
-@needs_processes
 def test_an_unused_standby_ends_by_itself_and_leaves_nothing(standing):
     handle = standing(idle_s=0.5)
     wait_until(lambda: handle.process.poll() is not None)
@@ -96,7 +92,6 @@ time.sleep(60)
 """
 
 
-@needs_processes
 def test_a_notebook_that_asks_for_its_machine_has_a_standby_which_dies_with_its_kernel():
     env = os.environ | {"LABKIT_WARM": "1"}
     kernel = subprocess.Popen([sys.executable, "-c", KERNEL], env=env, stdout=-1, text=True)

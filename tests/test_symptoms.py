@@ -56,5 +56,5 @@ def test_a_verdict_links_to_its_page_in_words_and_in_a_notebook():
     found = lk.recorded("stall-2").diagnose()
     page = found.to_dict()["findings"][0]["page"]
     assert page == "symptoms/slow-items.md"
-    assert found.advice.endswith(f"and {page}.")
+    assert found.advice.endswith(f" See {page}.")
     assert f"<a href='{page}'>{page}</a>" in found._repr_html_()

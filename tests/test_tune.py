@@ -17,6 +17,7 @@ import torch
 
 import labkit as lk
 from labkit.bench import user_dataset
+from labkit.results.hardware import Machine
 from labkit.tuning import set_up
 from labkit.tuning.search import Search
 from labkit.tuning.search_result import Tuning
@@ -40,7 +41,7 @@ def searched(true, start=START, tuning=None):
 
     tuning = tuning or Tuning("fake", start)
     bench = SimpleNamespace(measure=measure, epochs=True)
-    return Search(tuning, bench, max_workers=12, on_card=True).run()
+    return Search(tuning, bench, Machine(device="cuda:0"), max_workers=12).run()
 
 
 def fails(knobs):
@@ -144,8 +145,13 @@ def taken_in(folder, dataset, parts=(), **knobs):
 MODULE = """
     import time, torch
 
+    class Alone(torch.utils.data.TensorDataset):
+        def __getitem__(self, index):  # with workers it fails: so few runs are enough
+            assert torch.utils.data.get_worker_info() is None
+            return super().__getitem__(index)
+
     def make():
-        return torch.utils.data.TensorDataset(torch.arange(64.0))
+        return Alone(torch.arange(64.0))
 
     def step(batch):
         time.sleep(0.001)

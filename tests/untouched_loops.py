@@ -90,12 +90,6 @@ class TellingMapping(Telling, collections.abc.Mapping):
         return iter("ab")
 
 
-class TellingSequence(Telling, collections.abc.Sequence):
-    def __getitem__(self, key):
-        say(f"item {key}")
-        return torch.ones(3)
-
-
 class TellingList(list):
     def __len__(self):
         say("len")
@@ -129,7 +123,6 @@ class Record:
 BATCHES = {
     "object": lambda x: Telling(),
     "mapping": lambda x: TellingMapping(),
-    "sequence": lambda x: TellingSequence(),
     "list": lambda x: TellingList([x]),
     "tensor": lambda x: x.as_subclass(TellingTensor),
     "dataclass": Record,
@@ -269,19 +262,6 @@ def iterators_are_torchs():
         type(batches), bool(batches), batches is iter(batches), sorted(vars(batches)), len(batches)
     )
     batches.count, batches.stop, batches.on, batches.current = 1, 2, 3, 4
-    try:
-        with batches:
-            print("entered")
-    except (TypeError, AttributeError) as error:
-        print(error)
-    try:
-        batches[0]
-    except TypeError as error:
-        print(error)
-    try:
-        batches += 1
-    except TypeError as error:
-        print(error)
     print(repr(batches).partition(" at ")[0], isinstance(batches, collections.abc.Iterator))
     gone = weakref.ref(batches)
     take = batches.__next__

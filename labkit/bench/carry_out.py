@@ -13,21 +13,27 @@ import torch
 from torch.utils.data import DataLoader
 
 from labkit.bench import data, handoff, user_dataset, xray
-from labkit.bench.flops import write_work
 from labkit.bench.loop import Trainer, Trains, train
-from labkit.bench.quick_runs import shorten
+from labkit.bench.quick_runs import QUICK_SHARE, quick_run
 from labkit.bench.resolve_config import resolve_config
+from labkit.bench.roofline import work_of
 from labkit.instruments import loader_workers, machine, resources
 from labkit.instruments.loader_hook import Recording, in_workers
 from labkit.instruments.loader_work import LoaderWork
+from labkit.instruments.record_head import write_or_why
 from labkit.instruments.sampler import Sampler
 from labkit.knobs import Settings
 from labkit.orders import Order
 from labkit.process.device_lock import hold
-from labkit.spec import LOADER_KNOBS, Job
+from labkit.spec import KNOBS, LOADER_KNOBS, Job
 from labkit.stamps.events import EventLog
+from labkit.stamps.step_ring import StepRing
 from labkit.stamps.timeline import make_timeline
 
+LEAST_OF_QUICK = {"seconds": 0.5, "steps": 40}
+STEPS_TO_LOOK = 20  # steps of a run: the looks after it would be a large part of a shorter one
+SECONDS_TO_LOOK = 2.0  # of a run with a time limit that is looked at
+LOOKS_S = 1.2  # about what the looks take
 LEAST_WARMUP = 3  # steps left out of the statistics, where no more batches are prefetched
 
 
@@ -45,42 +51,54 @@ def do(order: Order, folder: Path, log: EventLog) -> None:
 
         return perform(order, device, folder, log)
     resources.keep_freed_memory()
-    if "source" in order:
-        run_own(order, here, folder, log)
-    else:
-        run_pipeline(order, device, here, folder, log)
+    run_training(order, device, here, folder, log)
 
 
-def run_own(order: Order, here: Settings, folder: Path, log: EventLog) -> None:
-    """Feed the reader's dataset to their step."""
-    job, not_applied = resolve_config(order["pipeline"], here)
-    knobs = {name: getattr(job, name) for name in LOADER_KNOBS}  # the others act on nothing
-    log.write("job", pipeline=knobs, not_applied=not_applied)
-    log.stage("loading your dataset")
-    trainer, loader = user_dataset.prepare(order["source"], job, folder)
-    trained(trainer, loader, job, folder, log)
-
-
-def run_pipeline(
+def run_training(
     order: Order, device: torch.device, here: Settings, folder: Path, log: EventLog
 ) -> None:
-    """Set up the pipeline that `order` describes, train, and look at its steps once more."""
-    job = settled(order["pipeline"], here, log)
+    """Feed the reader's dataset to their step; or train a pipeline, and look at its steps again."""
+    own = order.get("source")
+    # of a reader's own the other knobs act on nothing
+    job = settled(order["pipeline"], here, log, LOADER_KNOBS if own else KNOBS)
+    if own:
+        log.stage("loading your dataset")
+        trained(*user_dataset.prepare(own, job, folder), job, folder, log)
+        return
     trainer, loader = prepare(order, job, device, log)
-    xray.keep_time(job)
+    if job.xray and job.seconds:  # the limit is one for all
+        job.xray = job.seconds >= SECONDS_TO_LOOK
+        job.seconds -= job.xray * LOOKS_S
     steps, iterator = trained(trainer, loader, job, folder, log)
-    xray.look(trainer, iterator, job, steps, folder, log)
-    handoff.look(trainer, steps, log)
-    write_work(job, device, log)
+    if steps >= STEPS_TO_LOOK:
+        if job.xray:
+            write_or_why(log, "xray", lambda: xray.look(trainer, iterator, folder))
+        write_or_why(log, "handoff", lambda: handoff.look(trainer))
+    write_or_why(log, "work", lambda: work_of(job, device))
 
 
-def settled(asked: Settings, here: Settings, log: EventLog, **not_applied: str) -> Job:
-    """Return and write the job that this device can do of what was asked for."""
+def settled(
+    asked: Settings, here: Settings, log: EventLog, knobs: Iterable[str], **not_applied: str
+) -> Job:
+    """Return the job that this device can do of what was asked for; write those of its `knobs`."""
     job, why_not = resolve_config(asked, here)
     not_applied |= why_not
     shorten(job, not_applied)
-    log.write("job", pipeline=vars(job), not_applied=not_applied)
+    log.write("job", pipeline={each: getattr(job, each) for each in knobs}, not_applied=not_applied)
     return job
+
+
+def shorten(job: Job, not_applied: dict[str, str]) -> None:
+    """Where LABKIT_QUICK=1, cut a run to a quarter of its time limit, or without one of its steps.
+
+    A run keeps at least half a second, or 40 steps.
+    """
+    limit = "steps" if job.seconds is None else "seconds"
+    asked = getattr(job, limit)
+    if quick_run() and asked > LEAST_OF_QUICK[limit]:
+        left = max(LEAST_OF_QUICK[limit], type(asked)(asked * QUICK_SHARE))
+        setattr(job, limit, left)
+        not_applied[limit] = f"LABKIT_QUICK=1: {left:g} {limit}"
 
 
 def prepare(
@@ -95,7 +113,7 @@ def prepare(
     trainer = kind(job, device)
     if job.compile:
         log.stage("compiling the model")
-        log.write("compiled", seconds=trainer.compile_now())
+        trainer.compile_now()
     if order["fault"]:
         function, _, argument = order["fault"].rpartition(":")
         dataset = pkgutil.resolve_name(function)(argument, dataset, trainer)
@@ -106,7 +124,7 @@ def trained(
     trainer: Trains, loader: DataLoader, job: Job, folder: Path, log: EventLog
 ) -> tuple[int, Iterator[Any]]:
     """Train, and write what memory that took; return the steps done and the batches to come."""
-    timeline = make_timeline(log, folder, trainer.device)
+    timeline = make_timeline(log, StepRing(folder).add, trainer.device)
     with lines_of(loader, folder):
         iterator = begun(loader, job, log)
         steps = train(trainer, iterator, timeline, job)

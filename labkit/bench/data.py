@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageOps
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from labkit.instruments.loader_workers import worker_dies_with_bench
 from labkit.knobs import Settings
-from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS, Job
+from labkit.spec import LOADER_KNOBS, Job
 from labkit.stamps.events import EventLog
 from labkit.stamps.folder_rights import is_ours
 
@@ -25,7 +25,8 @@ IMAGE_COUNT = 512  # distinct images: above what two workers hold in flight
 EPOCH = 51_200  # samples, each of one of the images: an epoch is longer than most runs
 IMAGE_CLASSES = 10
 NOISE_IMAGES = 64  # of dataset="sleep"
-PATIENCE_S = 120  # with a worker: one that hangs fails the run instead of waiting forever
+# A worker that hangs fails the run after 120 s instead of waiting forever
+CARE_FOR_WORKERS: Settings = {"worker_init_fn": worker_dies_with_bench, "timeout": 120}
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images (B, 3, px, px) uint8 and labels (B,) int64."""
 
@@ -33,14 +34,7 @@ Collate = Callable[..., object]
 RECIPE = 2  # part of the folder's name: a new recipe never meets old files
 
 
-class Images(Dataset):
-    """Images and their labels, each again and again."""
-
-    def __len__(self) -> int:
-        return EPOCH
-
-
-class JpegFiles(Images):
+class JpegFiles(Dataset):
     """Real JPEG files, decoded with Pillow."""
 
     def __init__(self, folder: Path, job: Job):
@@ -74,7 +68,7 @@ def augmented(image: Image.Image, rng: random.Random) -> Image.Image:
     return ImageEnhance.Color(image).enhance(rng.uniform(0.8, 1.2))
 
 
-class Batched(Images):
+class Batched(Dataset):
     """Images of an array (count, 3, px, px), a batch at a time, which waits `batch_s`."""
 
     def __init__(self, job: Job, images: np.ndarray, batch_s: float = 0.0):
@@ -90,26 +84,18 @@ class Batched(Images):
         return batch, torch.from_numpy(places % IMAGE_CLASSES)  # (B,) int64
 
 
-class EndlessShuffle(Sampler):
-    """Shuffled epochs without end: the n-th sample is the same whatever the workers.
+def endless_shuffle(count: int, seed: int, rank: int = 0, ranks: int = 1) -> Iterator[int]:
+    """Yield shuffled epochs without end: the n-th sample is the same whatever the workers.
 
     The order is that of DataLoader(shuffle=True) after torch.manual_seed(seed).
     """
-
-    def __init__(self, count: int, seed: int, rank: int = 0, ranks: int = 1):
-        self.count = count
-        self.seed = seed
-        self.rank = rank
-        self.ranks = ranks
-
-    def __iter__(self) -> Iterator[int]:
-        drawn = torch.Generator().manual_seed(self.seed)
-        while True:  # a loader draws a seed for its workers, then RandomSampler one for its order
-            _seed_of_workers, seed = (
-                int(torch.empty((), dtype=torch.int64).random_(generator=drawn)) for _ in range(2)
-            )
-            order = torch.randperm(self.count, generator=torch.Generator().manual_seed(seed))
-            yield from order[self.rank :: self.ranks].tolist()
+    drawn = torch.Generator().manual_seed(seed)
+    while True:  # a loader draws a seed for its workers, then RandomSampler one for its order
+        _seed_of_workers, order_seed = (
+            int(torch.empty((), dtype=torch.int64).random_(generator=drawn)) for _ in range(2)
+        )
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(order_seed))
+        yield from order[rank::ranks].tolist()
 
 
 def in_shared_memory(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -139,7 +125,7 @@ class Stalling:
         return self.collate(samples)
 
 
-def make_dataset(job: Job, cache: Path, log: EventLog) -> Images:
+def make_dataset(job: Job, cache: Path, log: EventLog) -> Dataset:
     """Build the job's dataset, making its files first where they are missing."""
     if job.dataset == "sleep":
         shape = (NOISE_IMAGES, 3, job.image_px, job.image_px)
@@ -151,13 +137,13 @@ def make_dataset(job: Job, cache: Path, log: EventLog) -> Images:
     return Batched(job, np.load(folder / "images.npy", mmap_mode="r", allow_pickle=False))
 
 
-def make_loader(dataset: Images, job: Job) -> DataLoader:
+def make_loader(dataset: Dataset, job: Job) -> DataLoader:
     """Build the DataLoader the job asks for."""
     batched = hasattr(dataset, "__getitems__")
     collate: Collate = in_shared_memory if batched else torch.utils.data.default_collate
     if job.stall_ms:
         collate = Stalling(collate, job)
-    sampler = EndlessShuffle(len(dataset), job.seed, *job.shard)
+    sampler = endless_shuffle(EPOCH, job.seed, *job.shard)
     return DataLoader(dataset, sampler=sampler, collate_fn=collate, **loader_settings(job))
 
 
@@ -170,15 +156,8 @@ def noise_batch(job: Job) -> Batch:
 
 def loader_settings(job: Job) -> Settings:
     """Return every DataLoader's arguments in the bench: the job's knobs, and care for workers."""
-    settings: Settings = {
-        name: getattr(job, name)
-        for name in LOADER_KNOBS
-        if job.num_workers or name not in WITHOUT_WORKERS
-    }
-    if job.num_workers:
-        settings["worker_init_fn"] = worker_dies_with_bench
-        settings["timeout"] = PATIENCE_S
-    return settings
+    settings = {name: getattr(job, name) for name in LOADER_KNOBS}
+    return settings | CARE_FOR_WORKERS if job.num_workers else settings
 
 
 def draw_image(index: int, px: int) -> np.ndarray:

@@ -3,61 +3,44 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import numpy as np
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, IterableDataset
 
-from labkit.bench.data import Batch, noise_batch
+from labkit.bench.data import CARE_FOR_WORKERS, Batch, noise_batch
 from labkit.bench.loop import Trainer
-from labkit.instruments.loader_workers import worker_dies_with_bench
-from labkit.instruments.record_head import write_or_why
-from labkit.stamps.events import EventLog, now_ns
+from labkit.stamps.events import now_ns
 
-COST_S = 0.4  # about what it takes with the worker's start
-MIN_STEPS = 8  # of a run: a shorter one is a quick look
 ROUNDS = 13  # at the most, and FIRST + 2 at least
 BUDGET_NS = 350_000_000
 FIRST = 3  # rounds that are left out: the worker starts
 SETTLE_S = 0.004  # between two batches where there is no step that could be tried
-TIMEOUT_S = 20
 
 
-class Ready(Dataset):
+class Ready(IterableDataset):
     """Batches that are there at once: all that is left is handing them over."""
 
     def __init__(self, batch: Batch):
         self.batch = batch
-        self.before_ns = time.process_time_ns()
 
-    def __len__(self) -> int:
-        return ROUNDS + 4  # more than are taken: the last are prepared as the others
-
-    def __getitem__(self, _index: int) -> tuple[object, int]:
-        """Return the batch in shared memory, and the CPU time since the one before, ns."""
-        between = time.process_time_ns() - self.before_ns
-        batch = tuple(tensor.clone().share_memory_() for tensor in self.batch)
-        self.before_ns = time.process_time_ns()
-        return batch, between
+    def __iter__(self) -> Iterator[tuple[object, int]]:
+        """Yield the batch in shared memory, and the CPU time since the one before, ns."""
+        before_ns = time.process_time_ns()
+        while True:
+            between = time.process_time_ns() - before_ns
+            batch = tuple(tensor.clone().share_memory_() for tensor in self.batch)
+            before_ns = time.process_time_ns()
+            yield batch, between
 
 
-def look(trainer: Trainer, steps: int, log: EventLog) -> None:
-    """Write the `handoff` event, or `no_handoff` and why. Never ends the run.
+def look(trainer: Trainer) -> dict[str, float]:
+    """Return the `handoff` event: what handing a batch over takes, medians in µs.
 
     Batches are taken right after a step: at rest, taking one costs up to five times as much.
     """
-    if steps >= MIN_STEPS:
-        write_or_why(log, "handoff", lambda: _costs(trainer))
-
-
-def _costs(trainer: Trainer) -> dict[str, float]:
-    """Hand a batch over a few times, let `trainer` train on it; return medians in µs."""
-    loader = DataLoader(
-        Ready(noise_batch(trainer.job)),
-        batch_size=None,
-        num_workers=1,
-        worker_init_fn=worker_dies_with_bench,
-        timeout=TIMEOUT_S,
-    )
+    ready = Ready(noise_batch(trainer.job))
+    loader = DataLoader(ready, batch_size=None, num_workers=1, **CARE_FOR_WORKERS)
     deadline = now_ns() + BUDGET_NS
     batches = iter(loader)
     rounds = []

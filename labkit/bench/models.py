@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from collections.abc import Callable
 
 import torch
@@ -36,7 +37,7 @@ class Transformer(nn.Module):
 
     def __init__(self, width: int, depth: int, classes: int, image_px: int):
         super().__init__()
-        heads = next(count for count in (8, 4, 2, 1) if width % count == 0)
+        heads = math.gcd(8, width)
         self.patches = nn.Conv2d(3, width, PATCH, stride=PATCH)
         self.place = nn.Parameter(torch.zeros(1, (image_px // PATCH) ** 2, width))
         layer = nn.TransformerEncoderLayer(

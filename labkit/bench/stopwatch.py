@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from labkit.bench.grid import NOISY
-from labkit.bench.quick_runs import quick_run
+from labkit.bench.quick_runs import QUICK_SHARE, quick_run
 from labkit.instruments import machine
 
 MIN_SECONDS = 0.1  # of timing for a row
@@ -93,16 +93,17 @@ class Bench:
         """
         calls = {name: self._calls_in_a_block(work) for name, work in ways.items()}
         times: dict[str, list[float]] = {name: [] for name in ways}
-        began = time.perf_counter()
+        seconds *= QUICK_SHARE if quick_run() else 1.0
         at_most = seconds if quick_run() else seconds + MOST_MORE_SECONDS
-        while True:
+        began = time.perf_counter()
+        spent = 0.0
+        while (
+            rounds > 0 or spent < seconds or (spent < at_most and any(map(noisy, times.values())))
+        ):
             for name, work in ways.items():
                 times[name].append(self._block(work, calls[name]))
             rounds -= 1
             spent = time.perf_counter() - began
-            settled = spent >= at_most or not any(map(noisy, times.values()))
-            if rounds <= 0 and spent >= seconds and settled:
-                break
         for name, each in times.items():
             kept = sorted(each)[:: math.ceil(len(each) / MOST_KEPT)]
             self.rows.append({"seconds": kept, "values": {"way": name} if name else {}, **amounts})

@@ -65,15 +65,14 @@ def prepare(source: Order, job: Job, folder: Path) -> tuple[OwnStep, EndlessLoad
     dataset = parts["dataset"]
     if isinstance(dataset, type) or not hasattr(dataset, "__getitem__"):
         dataset = dataset()  # what makes it
-    kind = type(dataset).__name__
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise TypeError(f"{kind} is not a dataset: it needs __len__ and __getitem__.")
+        raise TypeError(f"{dataset!r} is not a dataset: it needs __len__ and __getitem__.")
     if not len(dataset):
-        raise ValueError(f"{kind} is empty: there is no item to load.")
+        raise ValueError(f"{dataset!r} is empty: there is no item to load.")
     loader = EndlessLoader(
         dataset,
         collate_fn=parts.get("collate_fn"),  # None for PyTorch's own
-        sampler=data.EndlessShuffle(len(dataset), job.seed),
+        sampler=data.endless_shuffle(len(dataset), job.seed),
         **data.loader_settings(job),
     )
     return OwnStep(parts.get("step"), job), loader
@@ -98,7 +97,6 @@ class OwnStep:
     side_stream = None
 
     def __init__(self, step: Callable[[Batch], object] | None, job: Job):
-        self.job = job
         self.device = torch.device(job.device)
         self.step = step or (lambda _batch: None)
         self.model = nn.Identity()

@@ -16,19 +16,15 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile as profiler
 from torch.autograd.profiler import record_function
-from torch.autograd.profiler_util import FunctionEvent
+from torch.autograd.profiler_util import FunctionEvent, Interval
 
-from labkit.bench import formats, handoff
+from labkit.bench import formats
 from labkit.bench.data import Batch
 from labkit.bench.loop import Trainer
 from labkit.instruments import machine
-from labkit.instruments.record_head import write_or_why
-from labkit.spec import Job
-from labkit.stamps.events import XRAY_NAME, EventLog
+from labkit.stamps.events import XRAY_NAME
 
 WINDOW = "labkit.compute"  # the mark around forward, backward and update
-MIN_STEPS = 20  # a run of fewer is a quick look: the x-ray would be a large part of it
-COST_S = 0.8  # about what it takes; kept free of a run that has a limit of some seconds
 STEPS = 4  # that are profiled; fewer where they take so long that reading them would be seconds
 PROFILED_S = 0.1
 LONGEST_STEP_S = 1.0  # no x-ray where a step takes longer
@@ -48,23 +44,8 @@ MEMORY = re.compile(r"^aten::_?(empty|to$|to_copy|clone|contiguous|zeros|ones|re
 OPERATOR = re.compile(r"^(?!autograd::engine)\w+::\w|CompiledFxGraph")
 
 
-def keep_time(job: Job) -> None:
-    """Shorten a run that has a limit of some seconds by what the looks after it will take."""
-    if job.xray and job.seconds:
-        job.xray = job.seconds >= 2.5 * COST_S
-        job.seconds -= job.xray * (COST_S + handoff.COST_S)
-
-
-def look(
-    trainer: Trainer, batches: Iterator[Batch], job: Job, steps: int, folder: Path, log: EventLog
-) -> None:
-    """Write the `xray` event, or `no_xray` and why it failed. Never ends the run."""
-    if job.xray and steps >= MIN_STEPS:
-        write_or_why(log, "xray", lambda: _xray(trainer, batches, folder))
-
-
-def _xray(trainer: Trainer, batches: Iterator[Batch], folder: Path) -> dict[str, float | None]:
-    """Return what a step is made of, and what it takes in other settings."""
+def look(trainer: Trainer, batches: Iterator[Batch], folder: Path) -> dict[str, float]:
+    """Return the `xray` event: what a step is made of, and what it takes in other settings."""
     batch = trainer.to_device(*next(batches))
     if (seconds := _timed(trainer, *batch, trainer.job.precision)) > LONGEST_STEP_S:
         raise RuntimeError(f"a step takes {seconds:.1f} s: too long to repeat")
@@ -95,13 +76,12 @@ def _recorded(trainer: Trainer, batches: Iterator[Batch]) -> profiler:
     return recorded
 
 
-def summarise(events: list[FunctionEvent]) -> dict[str, float | None]:
+def summarise(events: list[FunctionEvent]) -> dict[str, float]:
     """Summarise what the calmest of the profiled steps was made of; times in µs."""
     on_host = [event for event in events if event.device_type == DeviceType.CPU]
-    windows = [event.time_range for event in on_host if event.name == WINDOW]
-    if not windows:
-        raise ValueError("the profiler kept none of the steps")
-    window = min(windows, key=lambda span: span.elapsed_us())
+    window = min(
+        (event.time_range for event in on_host if event.name == WINDOW), key=Interval.elapsed_us
+    )
     operators = [
         event
         for event in on_host
@@ -123,9 +103,11 @@ def summarise(events: list[FunctionEvent]) -> dict[str, float | None]:
 
 def _fusible_us(operators: list[FunctionEvent]) -> float:
     """Return what fusing would save: of passes over the same data in a row all but the longest."""
-    passes = [each for each in operators if each.self_cpu_time_total >= TINY_US]
-    passes = [each for each in passes if not MEMORY.search(each.name)]
-    passes.sort(key=lambda each: each.time_range.start)
+    passes = [
+        each
+        for each in sorted(operators, key=lambda each: each.time_range.start)
+        if each.self_cpu_time_total >= TINY_US and not MEMORY.search(each.name)
+    ]
     saved = 0.0
     for (is_elementwise, _size), chain in itertools.groupby(passes, _kind_of_pass):
         if is_elementwise:

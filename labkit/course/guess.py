@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,16 +36,12 @@ class Guess(Result):
         return self
 
     def table(self) -> Table:
-        """Return the guess beside what was measured; without one, a line."""
+        """Return the guess beside what was measured."""
         how = "published" if self.published else "measured"
-        came = "nothing" if self.measured is None else short(self.measured)
-        if self.value is None:
-            return Table([], title=f"{self.question}: no guess, {how} {came}")
-        rows = [("your guess", short(self.value)), (how, came)]
-        both = self.value, self.measured
-        values: list[Any] = [each for each in both if isinstance(each, numbers.Real)]
-        if len(values) == 2 and min(values) > 0:
-            rows.append(("off by", f"{max(values) / min(values):.2f}x"))
+        rows = [("your guess", short(self.value)), (how, short(self.measured))]
+        both: Any = pandas.to_numeric(pandas.Series([self.value, self.measured]), "coerce")
+        if (both > 0).all():
+            rows.append(("off by", f"{both.max() / both.min():.2f}x"))
         return Table(rows, title=self.question, left=(0, 1))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.api import Run
@@ -41,11 +42,10 @@ QUICK_STEPS = 6  # of a quick run, which is not judged
 class SlowScript:
     """One stage of the slow script."""
 
-    fixes: tuple[str, ...] = ()  # names of `FIXES`, kept in the ladder's order
+    fixes: Sequence[str] = ()  # names of `FIXES`
 
     def __post_init__(self) -> None:
         check_names(self.fixes, FIXES, "fix")
-        object.__setattr__(self, "fixes", tuple(name for name in FIXES if name in self.fixes))
 
     @property
     def pipeline(self) -> Pipeline:
@@ -59,9 +59,9 @@ class SlowScript:
         on_gpu = here.device.startswith("cuda")
         half = "fp16" if too_old_for("bf16", here.compute_capability) else "bf16"
         workers = max(2, min(here.cpu_cores or 1, MOST_WORKERS))
-        has_workers = "data" in self.fixes
-        copies_whole = on_gpu and "copies" in self.fixes
-        fewer_passes = "memory" in self.fixes
+        data, copies, precision, memory = (
+            fix in self.fixes for fix in ("data", "copies", "precision", "memory")
+        )
         return Pipeline(
             dataset="jpeg",
             io_ms=0.0,
@@ -74,15 +74,15 @@ class SlowScript:
             # What is prefetched at the start is warm-up, of which a run leaves out a third at most
             steps=QUICK_STEPS if quick_run() else max(STEPS, 3 * PREFETCH * workers),
             batch_size=48 if on_gpu else 16,
-            num_workers=workers if has_workers else 0,
-            prefetch_factor=PREFETCH if has_workers else None,
-            pin_memory=copies_whole,
-            non_blocking=copies_whole,
-            precision=half if "precision" in self.fixes else "fp32",
-            channels_last=fewer_passes,
-            fused_optimizer=fewer_passes,
+            num_workers=workers if data else 0,
+            prefetch_factor=PREFETCH if data else None,
+            pin_memory=copies and on_gpu,
+            non_blocking=copies and on_gpu,
+            precision=half if precision else "fp32",
+            channels_last=memory,
+            fused_optimizer=memory,
             # On a CPU waits and copies are on top until then, which the steps' own stamps show
-            xray=on_gpu or "copies" in self.fixes,
+            xray=copies or on_gpu,
         )
 
     def to_spec(self) -> Order:

@@ -21,21 +21,17 @@ class Files:
 
     def __init__(self, images: JpegFiles, lines: SimpleNamespace):
         self.images = images
+        self.lines = lines
         records = [
             {"id": number, "label": number % IMAGE_CLASSES, "box": [number, number, 2.0]}
             for number in range(4 * IMAGE_COUNT)
         ]
         self.manifest = lines.open_manifest(json.dumps(records))
-        self.load_item = lines.load_item
-        self.packed = lines.packed
-
-    def __len__(self) -> int:
-        return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         pixels, _ = self.images[index]
-        image, label = self.load_item(pixels, index % IMAGE_COUNT, self.manifest)
-        return self.packed(image), label
+        image, label = self.lines.load_item(pixels, index % IMAGE_COUNT, self.manifest)
+        return self.lines.packed(image), label
 
 
 def plant(fixed: str, images: JpegFiles, trainer: Trainer) -> Files:

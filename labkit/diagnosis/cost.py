@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 
 import numpy as np
 
 from labkit.results.hardware import Machine
-from labkit.results.readings import readings_of
 from labkit.results.result import Result, Table
 from labkit.results.run_data import RunData
 
@@ -37,21 +35,53 @@ ROWS = {  # of the table: what it is called, by the attribute, with its unit
 }
 
 
-@dataclass(frozen=True, repr=False)
 class Cost(Result):
-    """The cost of a run. Numbers that need something which was not measured or given are None."""
+    """The cost of a run: per sample, per epoch, and while its device is idle.
 
-    title: str  # what was trained on, and where
-    before: Cost | None  # of the run that this one is compared with
-    kg_co2_per_kwh: float
-    hours_per_epoch: float
-    watts: float | None  # mean power while training, from the energy counter
-    joules_per_sample: float | None
-    kwh_per_epoch: float | None
-    kg_co2_per_epoch: float | None
-    usd_per_hour: float | None
-    usd_per_epoch: float | None  # rent
-    idle_usd_per_epoch: float | None  # rent paid for an idle device
+    Numbers that need something which was not measured or given are None.
+    """
+
+    def __init__(
+        self,
+        run: RunData,
+        *,
+        usd_per_hour: float | None = None,
+        kg_co2_per_kwh: float = KG_CO2_PER_KWH,
+        samples_per_epoch: int = SAMPLES_PER_EPOCH,
+        before: RunData | None = None,
+    ):
+        """Take a run, and one to compare it with, `before`, at the same prices.
+
+        Rent is by default `USD_PER_HOUR` of `labkit.diagnosis.cost`, the grid the world's average,
+        an epoch ImageNet's. ValueError: a price below 0 or not finite, or a run without numbers.
+        """
+        given = {
+            "usd_per_hour": usd_per_hour,
+            "kg_co2_per_kwh": kg_co2_per_kwh,
+            "samples_per_epoch": samples_per_epoch,
+        }
+        for name, value in given.items():
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name}={value!r} is not allowed: use a number of 0 or more")
+        if not run.throughput:
+            raise ValueError(f"{run!r}: a run without numbers has no cost.")
+        self.title = f"An epoch of {samples_per_epoch:,} {run.unit}, {run.mark or run.machine.name}"
+        self.before = before and Cost(before, **given)
+        watts = mean_watts(run)
+        rent = usual_rent(run.machine) if usd_per_hour is None else usd_per_hour
+        self.usd_per_hour = rent
+        self.kg_co2_per_kwh = kg_co2_per_kwh
+        self.watts = watts  # mean power while training, from the energy counter
+        self.hours_per_epoch = hours = samples_per_epoch / run.throughput / 3600
+        self.usd_per_epoch = usd = rent and rent * hours
+        self.idle_usd_per_epoch = usd and run.utilization and usd * (1 - run.utilization)
+        self.kwh_per_epoch = kwh = watts and watts * hours / 1e3
+        self.kg_co2_per_epoch = kwh and kwh * kg_co2_per_kwh
+        self.joules_per_sample = watts and watts / run.throughput
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the costs as JSON types."""
+        return {**vars(self), "before": self.before and self.before.to_dict()}
 
     def table(self) -> Table:
         """Return the costs of an epoch and a sample, beside those of the run before."""
@@ -64,53 +94,12 @@ class Cost(Result):
         return Table(rows, ("", *shown), self.title, [foot] if self.watts is None else [])
 
 
-def cost(
-    run: RunData,
-    *,
-    usd_per_hour: float | None = None,
-    kg_co2_per_kwh: float = KG_CO2_PER_KWH,
-    samples_per_epoch: int = SAMPLES_PER_EPOCH,
-    before: RunData | None = None,
-) -> Cost:
-    """Return what a run costs in energy, money and carbon: per sample, per epoch, and while idle.
-
-    Rent is by default `USD_PER_HOUR` of `labkit.diagnosis.cost`, the grid the world's average, an
-    epoch ImageNet's. `before` is a run to compare with, at the same prices. ValueError: a price
-    below 0 or not finite, or a run without numbers.
-    """
-    given = {
-        "usd_per_hour": usd_per_hour,
-        "kg_co2_per_kwh": kg_co2_per_kwh,
-        "samples_per_epoch": samples_per_epoch,
-    }
-    for name, value in given.items():
-        if value is not None and not 0 <= value < math.inf:
-            raise ValueError(f"{name}={value!r} is not allowed: use a number of 0 or more")
-    if not run.throughput:
-        raise ValueError(f"{run!r}: a run without numbers has no cost.")
-    rent = usual_rent(run.machine) if usd_per_hour is None else usd_per_hour
-    watts = mean_watts(run)
-    hours = samples_per_epoch / run.throughput / 3600
-    kwh = watts and watts * hours / 1e3
-    usd = rent and rent * hours
-    return Cost(
-        title=f"An epoch of {samples_per_epoch:,} {run.unit}, {run.mark or run.machine.name}",
-        before=before and cost(before, **given),
-        kg_co2_per_kwh=kg_co2_per_kwh,
-        hours_per_epoch=hours,
-        watts=watts,
-        joules_per_sample=watts and watts / run.throughput,
-        kwh_per_epoch=kwh,
-        kg_co2_per_epoch=kwh and kwh * kg_co2_per_kwh,
-        usd_per_hour=rent,
-        usd_per_epoch=usd,
-        idle_usd_per_epoch=usd and run.utilization and usd * (1 - run.utilization),
-    )
+cost = Cost
 
 
 def mean_watts(run: RunData) -> float | None:
     """Return mean power after the warm-up, by the card's energy counter; None: hardly read."""
-    moments, joules = readings_of(run, "energy_j", run.warm_s)
+    moments, joules = run.readings("energy_j", run.warm_s)
     known = np.isfinite(joules)
     if known.sum() < 2:
         return None

@@ -1,37 +1,114 @@
 """What is known of a run: the causes of the diagnosis look at nothing else.
 
-That is numbers, and for a cause's place in the code the sampled lines behind them (`lines`, and
-`loop` of a watched one). A share is a part of the wall time, 0 to 1, unless its comment says of
-what. Asking for what was not measured raises `NotMeasured`: a cause that does so is not judged, and
-the verdict can say so.
+A share is a part of the wall time, 0 to 1, unless its comment says of what. Asking for what was not
+measured raises `NotMeasured`: a cause that does so is not judged, and the verdict can say so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.hot_lines import Line, Lines, Loop
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.wall_shares import WallShares
-from labkit.diagnosis.witnesses import Heat, Witness
-from labkit.instruments.growth import Grown
 from labkit.knobs import Setting
 from labkit.results.core_use import CoreUse
 from labkit.results.device_peaks import Peak
 from labkit.results.workers import Hang
+from labkit.stamps.record import Event
 
-Found = TypeVar("Found")
+if TYPE_CHECKING:
+    import numpy as np
+
+    from labkit.diagnosis.hot_lines import Lines
+    from labkit.diagnosis.wall_shares import WallShares
+    from labkit.traces.breakdown import Breakdown
+    from labkit.traces.ranks import RankTraces
 
 
 class NotMeasured(AttributeError):
     """A cause asked for what was not measured; its text is the name of the field."""
 
 
-class Measures:
-    """Facts of a run, as attributes; one that was not measured raises `NotMeasured`."""
+class Witness(NamedTuple):
+    """One instrument's word on the time that the events call busy."""
+
+    said: str  # what it measured, and against which threshold
+    idle: float | None  # share of that time in which the device waited; None: it cannot tell
+
+
+class Evidence:
+    """One run, or one trace, in numbers: facts, as attributes."""
+
+    kind: str  # "cpu" or "gpu": what the device is
+    source: str = ""  # where the shares come from, in words
+
+    # A step, by what was going on: these add up to 1, of a trace nearly so
+    wait_share: float = 0.0  # the loop waits for its next batch
+    copy_share: float = 0.0  # the device waits for a copy
+    compute_share: float = 0.0  # the device computes
+    launch_share: float = 0.0  # the device waits for what the host issues
+    other_share: float = 0.0  # the host does something else between two steps
+    communication_share: float = 0.0  # only collectives run (a trace)
+    outside_share: float = 0.0  # the host is busy outside of PyTorch (a trace)
+
+    stall_share: float = 0.0  # of the waiting: in the worst tenth of the steps
+    epoch_starts: float = 0.0  # waits for the first batches of later epochs
+    first_epoch: float = 0.0  # by which the first epoch waited longer than as many later steps
+    padding: float  # of the tokens computed
+    wait_us: float  # of the average step
+    compute_us: float  # of the average step
+    launches_only: bool = False  # a step's parts are the host's: the device's times are not known
+
+    # The machine, and who else uses it
+    use: CoreUse = CoreUse()
+    others_on_card: float  # other processes' kernels ran on the GPU
+    heat: float  # of the readings in which heat held the GPU's clock down
+    witness: Witness  # the surest of whether a GPU works while it is busy
+    certain_share: float = 0.0  # the GPU works, whatever the host does
+    formats: tuple[str, ...]  # of 16 bits, on Tensor Cores; None: card unknown
+    compiles: bool = True  # whether torch.compile can act on the device
+
+    # How much of what the device could do the model's arithmetic needs
+    mfu: float
+    peak: Peak  # of the device
+
+    # What looked inside
+    xray: Event  # the bench's own: times of one step, µs
+    kernels: Breakdown  # what a profiler saw run on a GPU
+    trace: Breakdown  # where a profiler's trace is all there is
+    ranks: RankTraces  # where there are several
+    lines: Lines
+
+    # The loader's workers: how many were timed, and what they did while the loop ran
+    workers: int
+    worker_cpu: float  # CPU time over the time that one prepares items; above 1 with more threads
+    worker_idle: float  # time in which the average worker had no batch to make
+    library_threads: int = 0  # that compute in each beside its own; 0: none, or not counted
+    hang: Hang  # of a worker that had work, and finished no item
+
+    # A watched loop
+    watched: bool = False
+    whole: WallShares  # of its script's time, in its loops and outside of them
+    host_wait_share: float  # its host waits for a batch, whatever the device does
+    body: Mapping[str, float] = {}  # of its body: no training
+    body_s: np.ndarray  # (steps,) of all steps: how long their bodies took
+    growth: float  # of its last steps over the first, where they take longer and longer
+    grown_share: float  # what they take beyond the first
+    variables: Sequence[dict[str, Any]] = ()  # that keep the graphs of ever more steps
+    weights_dtype: str  # of most of what it trains, as "float32"
+    spare_card: str  # the name of a GPU here that its model on the CPU leaves alone
+    batch_dtype: str  # of the largest array in its first batch
+    batch_bytes: float  # of the large arrays in an ordinary batch
+    batch_on_gpu: bool = False  # whether the loader makes them on a GPU, as no worker could
+
+    # The settings, and what the simulation makes of them
+    knobs: Mapping[str, Setting] = {}
+    code: LoopCode = LoopCode()  # how a user's script writes its loop
+    is_compiled: bool = False  # whether torch.compile has compiled anything there
+    advised: int  # workers that a simulation recommends
+    deeper_queue: int  # a prefetch_factor that helps against stalls
+    headroom: float  # the gain of a perfect loader, by replay within a pass
 
     def __init__(self, **facts: Any):
         """Take what was measured; None is not."""
@@ -46,151 +123,17 @@ class Measures:
         """Return a fact, None where it was not measured."""
         return getattr(self, name, None)
 
-    def but(self, **changes: Any) -> Any:
+    def but(self, **changes: Any) -> Evidence:
         """Return the same facts but for some."""
-        return type(self)(**{**vars(self), **changes})
+        return Evidence(**{**vars(self), **changes})
 
-
-def asked(rule: Callable[[Any], Found | None], facts: Measures) -> Found | None:
-    """Return what a rule finds; None also where it asks for what was not measured."""
-    try:
-        return rule(facts)
-    except NotMeasured:
-        return None
-
-
-class Xray(Measures):
-    """The compute of a few steps as the bench's own profiling saw it; times are for one step."""
-
-    window_us: float  # from the first operator to the last
-    gap_us: float  # between operators: Python
-    tiny_us: float  # in operators of under 10 µs
-    tiny_ops: float
-    fusible_us: float  # of these, what one fused pass would save
-    bf16_speedup: float  # of the same compute, measured
-
-    def share(self, time_us: float) -> float:
-        """Return a time as a share of the compute."""
-        return min(1.0, time_us / max(self.window_us, 1e-9))
-
-
-class Kernels(Measures):
-    """What a profiler saw run on a GPU. Shares are of kernel time."""
-
-    kernel_us: float  # of the average step
-    cuda_graphs: bool = False  # these hide kernels from some profilers
-    tensor_core_share: float = 0.0
-    eligible_share: float  # in operators that could use Tensor Cores
-
-
-class CardEvidence(Measures):
-    """What a GPU's events and counters tell, and the processes on it."""
-
-    others_share: float  # other processes' kernels ran on it
-    heat: Heat
-    witness: Witness  # the surest of whether it works while it is busy
-    ahead_share: float = 0.0  # it works on what had been issued in full
-
-    @property
-    def certain_share(self) -> float:
-        """The share of time in which it worked, whatever the host did."""
-        witness = self.known("witness")
-        return 1.0 if witness and witness.works else self.ahead_share
-
-
-class TraceFacts(Measures):
-    """What a profiler's trace tells beside its times."""
-
-    has_workers: bool  # whether its loader has workers
-    outside_where: tuple[str, ...] = ()  # functions in which the host was busy outside of PyTorch
-    late_rank: int  # of several, the one that the others wait for
-    late_said: str = ""
-
-
-class Batch(Measures):
-    """What is known of a watched loop's batches."""
-
-    dtype: str  # of the largest array in the first one
-    bytes: float  # of its large arrays, in an ordinary step
-    on_gpu: bool = False  # whether the loader makes them on a GPU, as no worker could
-
-
-class WorkerEvidence(Measures):
-    """What the loader's workers did while the loop ran."""
-
-    workers: int  # how many there are
-    cpu_share: float  # CPU time over the time that one prepares items; above 1 with more threads
-    idle_share: float  # time in which the average worker had no batch to make
-    library_threads: int = 0  # that compute in each beside its own; 0: none, or not counted
-    slowest: str = ""  # the slowest items that they prepared, in words
-    hang: Hang  # of a worker that had work, and finished no item
-
-
-@dataclass(frozen=True)
-class Epochs:
-    """How the waiting is spread over the epochs, as shares of the time."""
-
-    starts: float = 0.0  # waits for the first batches of later ones
-    first: float = 0.0  # by which the first epoch waited longer than as many steps of later ones
-
-
-class Evidence(Measures):
-    """One run, or one trace, in numbers."""
-
-    kind: str  # "cpu" or "gpu": what the device is
-    source: str = ""  # where the shares come from, in words
-    inside: str = "x-ray"  # what looked into the compute, in words
-
-    # A step, by what was going on: these add up to 1, of a trace nearly so
-    wait_share: float = 0.0  # the loop waits for its next batch
-    copy_share: float = 0.0  # the device waits for a copy
-    compute_share: float = 0.0  # the device computes
-    launch_share: float = 0.0  # the device waits for what the host issues
-    other_share: float = 0.0  # the host does something else between two steps
-    communication_share: float = 0.0  # only collectives run (a trace)
-    outside_share: float = 0.0  # the host is busy outside of PyTorch (a trace)
-
-    stall_share: float = 0.0  # of the waiting: in the worst tenth of the steps
-    padding_share: float  # of the tokens computed
-    wait_us: float  # of the average step
-    compute_us: float  # of the average step
-    launches_only: bool = False  # a step's parts are the host's: the device's times are not known
-
-    # The machine, and who else uses it
-    use: CoreUse = CoreUse()
-    card: CardEvidence = CardEvidence()
-
-    # How much of what the device could do the model's arithmetic needs
-    mfu: float
-    peak: Peak  # of the device
-
-    # What looked inside
-    xray: Xray
-    kernels: Kernels
-    workers: WorkerEvidence
-    epochs: Epochs = Epochs()
-    lines: Lines
-    whole: WallShares  # of a script's time, in its loops and outside of them
-    trace: TraceFacts  # where a profiler's trace is all there is
-
-    # A watched loop
-    loop: Loop
-    host_wait_share: float = 0.0  # its host waits for a batch, whatever the device does
-    body: Mapping[str, float] = {}  # of its body: no training
-    growth: tuple[Grown, ...] = ()  # of a watched loop, what keeps the graphs of ever more steps
-    weights_dtype: str  # of most of what it trains, as "float32"
-    spare_card: str  # the name of a GPU here that its model on the CPU leaves alone
-    batch: Batch = Batch()
-
-    # The settings, and what the simulation makes of them
-    knobs: Mapping[str, Setting] = {}
-    code: LoopCode = LoopCode()  # how a user's script writes its loop
-    trains: bool = True  # rather than only infers
-    formats: tuple[str, ...]  # of 16 bits, on Tensor Cores; None: card unknown
-    compiles: bool = True  # whether torch.compile can act on the device
-    advised: int  # workers that a simulation recommends
-    deeper_queue: int  # a prefetch_factor that helps against stalls
-    headroom: float  # the gain of a perfect loader, by replay within a pass
+    def in_xray(self, *times: str) -> float:
+        """Return the share (0 to 1) of the compute that these times of the x-ray make up."""
+        read = (self.xray.get(name) for name in (*times, "window_us"))
+        *spent, whole = known = [us for us in read if us is not None]
+        if len(known) <= len(times):
+            raise NotMeasured(*times)
+        return min(1.0, sum(spent) / max(whole, 1e-9))
 
     @property
     def num_workers(self) -> int | None:
@@ -199,19 +142,9 @@ class Evidence(Measures):
         return None if count is None else int(count)
 
     @property
-    def worker_count(self) -> int:
-        """The same, 0 where it has none to set."""
-        return self.num_workers or 0
-
-    @property
-    def has_workers(self) -> bool:
-        """Whether it is known to have any."""
-        return self.worker_count > 0
-
-    @property
     def of_bench(self) -> bool:
         """Whether it is of a pipeline of the bench, and of no loop or trace of somebody's own."""
-        return self.known("loop") is None and self.knobs.get("xray") is not None
+        return not self.watched and self.knobs.get("xray") is not None
 
     @property
     def stolen_by_others(self) -> float:
@@ -225,28 +158,6 @@ class Evidence(Measures):
         return max(self.use.others_share, self.stolen_by_others)
 
     @property
-    def gaps_may_hide(self) -> bool:
-        """Whether a GPU that looks busy may wait for launches, and nothing can tell."""
-        if self.kind != "gpu" or self.known("kernels") or self.launches_only:
-            return False
-        witness = self.card.known("witness")
-        return witness is None or witness.works is None
-
-    @property
-    def gap_share(self) -> float:
-        """Of the compute on a GPU: no kernel runs."""
-        kernels, compute_us = self.known("kernels"), self.known("compute_us")
-        return max(0.0, 1 - kernels.kernel_us / compute_us) if kernels and compute_us else 0.0
-
-    @property
     def stalls(self) -> bool:
         """Whether the loop waits seldom and long."""
         return self.stall_share > limits.STALLS and self.wait_share > limits.STALLS_FROM
-
-    @property
-    def loading_lines(self) -> tuple[Line, ...]:
-        """The costliest lines that make batches, where enough was sampled: workers' go first."""
-        lines = self.known("lines")
-        if lines is None:
-            return ()
-        return (lines.rows(lines.making("worker")) or lines.rows(lines.making("waiting")))[:3]

@@ -8,14 +8,19 @@ docstring has the condition, and the thresholds in it by their names in `thresho
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from labkit.diagnosis.evidence import Evidence, NotMeasured, asked
+from labkit.diagnosis.evidence import Evidence, NotMeasured
 from labkit.diagnosis.hot_lines import Line
 from labkit.knobs import Setting
 
+LOOK_INSIDE = (
+    "Look inside a few steps: run a pipeline with xray=True and 20 steps or more; of a loop of "
+    "yours record them with torch.profiler, and give the trace to lk.diagnose."
+)
 HIGHEST_LOSS = 0.98  # of the time; more would promise an absurd gain
 BOTTLENECKS = {  # every name that a diagnosis can give
     "input": "waiting for data",
@@ -30,29 +35,9 @@ BOTTLENECKS = {  # every name that a diagnosis can give
     "unsure": "no verdict",
 }
 BESIDE_TRAINING = ("validation", "between_epochs")  # causes of "host" outside the training loop
-NEIGHBOUR = "neighbour"  # the cause where others use the cores
-DEVICE_LIMIT = "the_device_is_the_limit"  # the cause where no loss is worth a name
 
-TUNING = "03_dataloader_tuning.ipynb"
-BATCHES = "04_batch_sizing.ipynb"
-KERNELS = "07_compile_and_kernels.ipynb"
-RANKS = "09_beyond_one_gpu.ipynb"
-LESSONS = {  # the section that teaches a remedy: notebook, heading
-    "workers": (TUNING, "1. Workers, on real work"),
-    "queue": (TUNING, "4. A queue that rides over a stall"),
-    "epochs": (TUNING, "5. The start of every epoch"),
-    "items": (TUNING, "6. A lean `__getitem__`"),
-    "copies": (TUNING, "7. Pinned memory, and what it costs"),
-    "launches": (KERNELS, "2. A chain: launches at one end, bytes at the other"),
-    "lines": ("02_sawtooth_diagnosis.ipynb", "7. Which line costs the time?"),
-    "formats": ("05_mixed_precision.ipynb", "3. A training step in each format"),
-    "exchange": (RANKS, "3. `no_sync`: do not exchange what nobody uses"),
-    "ranks": (RANKS, "4. One rank is short of data"),
-    "batch": (BATCHES, "1. What a larger batch buys"),
-    "padding": (BATCHES, "4. Text: the padding in a batch"),
-}
 CAUSES_OF = {  # {page of the folder `symptoms` beside the notebooks: the causes that it explains}
-    "busy-device": (DEVICE_LIMIT, "low_MFU", "elementwise_chains"),
+    "busy-device": ("the_device_is_the_limit", "low_MFU", "elementwise_chains"),
     "copies": ("copies",),
     "costly-items": ("item", "collate", "slow_line", "cores"),
     "epoch-start": ("workers_restart", "cold_start"),
@@ -60,14 +45,13 @@ CAUSES_OF = {  # {page of the folder `symptoms` beside the notebooks: the causes
     "hang": ("hang",),
     "launches": ("issuing_work", "gaps_or_small_kernels", "Python_and_tiny_operators"),
     "loop-body": ("sync", "python", "logging", "waiting", "loader", "host_work"),
-    "neighbour": (NEIGHBOUR, "throttle"),
+    "neighbour": ("neighbour", "throttle"),
     "no-verdict": (
         "too_short",
         "too_close_to_call",
         "busy_is_an_upper_bound",
         "device_not_timed",
         "body_not_seen",
-        "instruments_disagree",
     ),
     "padding": ("padding",),
     "periodic": ("periodic", *BESIDE_TRAINING),
@@ -102,7 +86,6 @@ class Remedy:
 
     key: str  # what it does, in a word or few, for programs
     text: str  # what to change
-    lesson: str = ""  # a key of `LESSONS`
     changes: Mapping[str, Setting] = field(default_factory=dict)  # {knob: value}
     code: str = ""  # PyTorch as an example, in comments: it has names that a script may not have
 
@@ -126,17 +109,9 @@ class Finding:
     code: str = ""  # what to type for the first remedy
 
     @property
-    def places(self) -> dict[str, str]:
-        """Where to read on, in words, each with its address in the folder of the notebooks."""
-        places = {}
-        lesson = self.remedies[0].lesson if self.remedies and self.lost_share else ""
-        if lesson:
-            file, heading = LESSONS[lesson]
-            words = f"notebook {file[:2]}, section {heading.rstrip('?')}"
-            places[words] = f"{file}#{heading}".replace(" ", "-")
-        if page := PAGE_OF.get(self.cause):
-            places[page] = page
-        return places
+    def page(self) -> str:
+        """Where to read on, in the folder of the notebooks; "" for what has no page."""
+        return PAGE_OF.get(self.cause, "")
 
     def to_dict(self) -> dict[str, object]:
         """Return the finding as JSON types."""
@@ -145,7 +120,7 @@ class Finding:
             "lost_share": round(self.lost_share, 4),
             "lines": [*map(asdict, self.lines)],
             "remedies": [*map(asdict, self.remedies)],
-            "page": PAGE_OF.get(self.cause, ""),
+            "page": self.page,
         }
 
 
@@ -153,7 +128,7 @@ Rule = Callable[[Evidence], Finding | None]
 LOSS = "loss"  # what costs device time: the losses of each bottleneck add up
 LATE = "late"  # why the loop waits for data: the first that is found counts
 WARNING = "warning"  # said whatever it costs
-CAUSES: dict[str, list[Rule]] = {LOSS: [], LATE: [], WARNING: []}
+CAUSES: dict[str, list[Rule]] = defaultdict(list)
 
 
 def cause(when: str) -> Callable[[Rule], Rule]:
@@ -166,6 +141,14 @@ def cause(when: str) -> Callable[[Rule], Rule]:
     return registered
 
 
+def asked(rule: Rule, evidence: Evidence) -> Finding | None:
+    """Return what a rule finds; None also where it asks for what was not measured."""
+    try:
+        return rule(evidence)
+    except NotMeasured:
+        return None
+
+
 def found(evidence: Evidence, when: str) -> Iterator[Finding]:
     """Yield what the causes of a kind find that can be judged from this evidence."""
     findings = (asked(rule, evidence) for rule in CAUSES[when])
@@ -174,11 +157,9 @@ def found(evidence: Evidence, when: str) -> Iterator[Finding]:
 
 def not_judged(evidence: Evidence) -> dict[str, list[str]]:
     """Return each instrument that a run lacks and could have had: the causes that asked for it."""
-    could_have = {
-        "xray": evidence.of_bench,
-        "workers": evidence.has_workers,
-        **dict.fromkeys(("kernels", "heat"), evidence.kind == "gpu"),
-    }
+    is_gpu = evidence.kind == "gpu"
+    could_have = {"xray": evidence.of_bench, "workers": evidence.num_workers}
+    could_have |= {"kernels": is_gpu, "heat": is_gpu}
     missing: dict[str, list[str]] = {}
     for rule in itertools.chain(*CAUSES.values()):
         try:

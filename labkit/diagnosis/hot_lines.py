@@ -1,6 +1,4 @@
-"""Where in the user's code a run's time went, and how the steps of a watched loop change.
-
-Stacks were sampled; here they are joined with the steps' stamps.
+"""Where in the user's code a run's time went: sampled stacks, joined with the steps' stamps.
 
 A sample counts as the time since the one before it in its process.
 """
@@ -9,10 +7,10 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +18,6 @@ from labkit.diagnosis import thresholds as limits
 from labkit.instruments.stack import Place
 from labkit.results.result import Result, Table
 from labkit.results.run_data import RunData
-from labkit.stamps.step_classes import body_seconds
 
 if TYPE_CHECKING:
     import pandas
@@ -29,6 +26,7 @@ CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook 
 LEAST_SHOWN = 0.01  # share of a row of the table
 FEWEST = 30  # samples of the body (0.3 s of it) that may speak for its lines
 COLLATE = "collate"  # what a loader is busy with where it puts items together
+WHERE = ["file", "line", "function", "phase", "call"]  # what tells a line
 MAKING = ("waiting", "worker")  # phases in which batches are made: in the loop's process, in others
 TORCHS = r"(?:^|[/\\])torch[/\\](?:utils[/\\]data|storage|multiprocessing|_\w+)"  # its loader's own
 PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work of which one is no part itself
@@ -63,18 +61,13 @@ class Line:
     @property
     def address(self) -> str:
         """The line as people write it: "validate() (train.py:42)"."""
-        name = "" if self.function == "<module>" else f"{self.function}() "
-        return f"{name}({self.place})"
+        is_outside = self.function == "<module>"
+        return self.place if is_outside else f"{self.function}() ({self.place})"
 
     @property
     def what(self) -> str:
         """What is done there, and where: "`json.dumps(row)` in log() (train.py:42)"."""
-        within = "" if self.function == "<module>" else " in"
-        return f"`{self.call}`{within} {self.address}" if self.call else self.address
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the line as JSON types."""
-        return asdict(self)
+        return f"`{self.call}` in {self.address}" if self.call else self.address
 
 
 class Lines(Result):
@@ -108,12 +101,7 @@ class Lines(Result):
         frame = frame[kept].copy()
         frame["of_phase"] = _part_of(frame.seconds, frame.phase)
         frame["share"] = _part_of(frame.seconds, frame.phase == "worker")
-        where = ["file", "line", "function", "phase", "call"]
-        frame["met"] = frame.groupby(where).ngroup()
         self.frame = frame
-        longest = frame.sort_values("share", ascending=False).drop_duplicates("met")
-        lines = longest.sort_values("met")[[*where, "kind"]].to_dict("records")
-        self._met = [Line(share=0.0, **line) for line in lines]
         nothing = run.fact_of("no_lines", "why") or "no stack was sampled after the warm-up"
         self.missing = "" if len(self) else nothing
 
@@ -145,8 +133,11 @@ class Lines(Result):
 
         A line is of the kind of its longest sample.
         """
-        shares = self.frame[mask].groupby("met").share.sum().sort_values(ascending=False)
-        return tuple(replace(self._met[met], share=share) for met, share in shares.items())
+        samples: Any = self.frame[mask].sort_values("share", ascending=False)
+        lines = samples.groupby(WHERE, sort=False, as_index=False)
+        lines = lines.agg({"share": "sum", "kind": "first"})
+        rows = lines.sort_values("share", ascending=False, kind="stable").to_dict("records")
+        return tuple(Line(**row) for row in rows)
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -161,7 +152,7 @@ class Lines(Result):
             for line in self.lines
             if line.share >= LEAST_SHOWN
         ]
-        parts = [f"{share:.0%} {part}" for part, share in self.body.items() if share >= LEAST_SHOWN]
+        parts = [f"{share:.0%} {part}" for part, share in self.body.items()]
         sampled = f"{len(self)} stacks sampled; shares of the loop's time, of workers of theirs"
         return Table(
             rows,
@@ -176,7 +167,7 @@ class Lines(Result):
             "samples": len(self),
             "missing": self.missing,
             "body": self.body,
-            "lines": [line.to_dict() for line in self.lines],
+            "lines": [*map(asdict, self.lines)],
         }
 
 
@@ -211,46 +202,3 @@ def _samples(run: RunData) -> pandas.DataFrame:
 def lines_of(run: RunData) -> Lines:
     """Return where in the user's code the time of a run went."""
     return Lines(run)
-
-
-# -- a watched loop --------------------------------------------------------------------------------
-
-
-class Drift(NamedTuple):
-    """Steps that take longer and longer."""
-
-    growth: float  # of the last fifth of the steps over the first
-    share: float  # of wall time beyond what the first fifth took
-
-
-@dataclass(frozen=True)
-class Loop:
-    """Facts of a watched loop."""
-
-    lines: Lines
-    spent: np.ndarray = field(repr=False)  # (steps,) s, of all steps: how long their bodies took
-    drift: Drift | None
-
-
-def loop_of(run: RunData) -> Loop | None:
-    """Return what the loop of a watched run shows; None of other runs."""
-    if not run.watched or run.steps < limits.MIN_STEPS:
-        return None
-    spent = body_seconds(run.stamps)
-    return Loop(lines_of(run), spent, _drift(run, spent[run.warmup :]))
-
-
-def _drift(run: RunData, spent: np.ndarray) -> Drift | None:
-    """Return how the steps grow; None where they do not. Batches that grow as much explain it."""
-    fifths = np.array_split(spent, 5)
-    sizes = np.array_split(run.each("bytes")[run.warmup :], 5)  # NaN: not known
-    if len(fifths[-1]) < limits.MIN_STEPS:
-        return None
-    middle = np.array([np.median(part) for part in fifths])
-    growth = middle[-1] / max(middle[0], 1e-9)
-    is_explained = np.median(sizes[-1]) >= limits.DRIFT * np.median(sizes[0])
-    share = np.clip(spent - middle[0], 0, None).sum() / max(run.length_s - run.warm_s, 1e-9)
-    rises = (np.diff(middle) > 0).sum() >= 3 and growth >= limits.DRIFT
-    if not rises or is_explained or share < limits.WORTH_NAMING["host"] / 2:
-        return None
-    return Drift(float(growth), float(share))

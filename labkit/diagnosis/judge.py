@@ -7,17 +7,34 @@ from dataclasses import replace
 
 import numpy as np
 
-from labkit.diagnosis import causes, doubts  # noqa: F401 - causes register themselves
+from labkit.diagnosis import causes  # noqa: F401 - causes register themselves
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.causes.compute import nothing_lost
+from labkit.diagnosis.causes.device import nothing_lost
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import BESIDE_TRAINING, LOSS, WARNING, Finding, found, not_judged
-from labkit.diagnosis.step_table import StepTable
-from labkit.diagnosis.trace_evidence import of_trace, of_traces
+from labkit.diagnosis.findings import (
+    BESIDE_TRAINING,
+    LOOK_INSIDE,
+    LOSS,
+    WARNING,
+    Finding,
+    found,
+    not_judged,
+)
+from labkit.diagnosis.step_table import StepTable, of_trace, of_traces
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.results.run_data import RunData
+from labkit.text import counted
 from labkit.traces.read import Breakdown, RankTraces
+
+# Causes that workers seem to have which only lack a core
+OF_SLOW_WORKERS = ("cores", "too_few_workers", "waiting_for_data", "stalls")
+STOP_OTHERS = "Stop the other work and run again."
+TO_THE_CARD = (
+    "The model is on the CPU, and does not use the {}: move it there before its optimizer is "
+    "made, and each batch in the loop. If torch sees no device, `labkit machine` says why."
+)
+HEADROOM = "Ask lk.headroom(loader), which waits for the device, what a better loader would bring."
 
 
 def of_run(run: RunData, ranks_cores: float = 0.0) -> Diagnosis:
@@ -25,23 +42,24 @@ def of_run(run: RunData, ranks_cores: float = 0.0) -> Diagnosis:
     source = run.mark or f"measured on {run.machine.name}"
     table = StepTable(run, ranks_cores)
     if table.steps < limits.MIN_STEPS:
-        doubt = worded(doubts.too_short(table.steps))
+        doubt = worded(too_short(table.steps))
         return Diagnosis((doubt,), 0.0, source, mark=run.mark)
     evidence = table.evidence()
     first, *_ = findings = by_cost(evidence)
     agree = resampled(table)
-    doubt = doubts.against(first, evidence) or doubts.too_close(agree)
+    hidden = unseen(evidence)
+    doubt = against(first, evidence) or too_close(agree)
     told = [worded(each, evidence, run) for each in (*filter(None, [doubt]), *findings)]
     # Doubts first; what no remedy is expected to make smaller after all that one does
     told.sort(key=lambda each: each.name != "unsure" and not (each.lost_share and each.remedies))
-    caveats = doubts.caveats(evidence, run, table.seconds)
+    limited = caveats(evidence, run)
     sure = 0.0 if doubt else agree[first.name] / limits.RESAMPLES
     return Diagnosis(
         tuple(told),
-        min(sure * min(caveats.values(), default=1.0), most_confidence(first, evidence)),
+        min(sure * min(limited.values(), default=1.0), most_confidence(first, evidence)),
         source,
-        doubts.not_seen(evidence),
-        tuple(caveats),
+        (hidden.evidence,) if hidden else (),
+        tuple(limited),
         run.mark,
         not_judged(evidence),
     )
@@ -51,8 +69,7 @@ def of_traced(traced: Breakdown | RankTraces) -> Diagnosis:
     """Diagnose what was read from the trace of a rank, or from those of several."""
     evidence = of_trace(traced) if isinstance(traced, Breakdown) else of_traces(traced)
     findings = tuple(worded(each, evidence) for each in by_cost(evidence))
-    unjudged = not_judged(evidence)
-    return Diagnosis(findings, lead(evidence), evidence.source, not_judged=unjudged)
+    return Diagnosis(findings, lead(evidence), evidence.source, not_judged=not_judged(evidence))
 
 
 def losses(evidence: Evidence) -> tuple[list[Finding], dict[str, float]]:
@@ -87,8 +104,9 @@ def by_cost(evidence: Evidence) -> list[Finding]:
 
 def resampled(table: StepTable) -> Counter[str]:
     """Return how often which bottleneck comes first where the steps are drawn anew."""
-    draws = np.random.default_rng(0).integers(0, table.rows, (limits.RESAMPLES, table.rows))
-    return Counter(by_cost(table.evidence(drawn))[0].name for drawn in draws)
+    drawn = limits.RESAMPLES, min(table.steps, limits.MOST_DRAWN)
+    draws = np.random.default_rng(0).integers(0, table.steps, drawn)
+    return Counter(by_cost(table.evidence(rows))[0].name for rows in draws)
 
 
 def lead(evidence: Evidence) -> float:
@@ -103,6 +121,98 @@ def most_confidence(first: Finding, evidence: Evidence) -> float:
     """Return the most confidence in a verdict: a device is trusted where something saw it."""
     if evidence.launches_only:
         return limits.UNSEEN
-    if first.lost_share or evidence.known("xray") or evidence.known("kernels"):
-        return 1.0
-    return limits.LINES_SEEN if evidence.body else limits.UNSEEN
+    looked_inside = evidence.known("xray") or evidence.known("kernels")
+    return 1.0 if first.lost_share or looked_inside else limits.UNSEEN
+
+
+# -- why there is no verdict -----------------------------------------------------------------------
+
+
+def unsure(cause: str, evidence: str, advice: str) -> Finding:
+    """Return a finding that says why there is no verdict, and what to do for one."""
+    return Finding("unsure", cause, evidence=evidence, advice=advice)
+
+
+def too_short(steps: int) -> Finding:
+    """Too few steps were measured."""
+    seen = f"{steps} steps were measured after the warm-up; a verdict needs {limits.MIN_STEPS}."
+    return unsure("too_short", seen, f"Run {counted(limits.MIN_STEPS - steps, 'more step')}.")
+
+
+def too_close(agree: Counter[str]) -> Finding | None:
+    """The resampled runs, of which `agree` counts the bottlenecks, do not agree."""
+    [(first, times)] = agree.most_common(1)
+    if times >= limits.MIN_CONFIDENCE * limits.RESAMPLES:
+        return None
+    seen = f"{times} of {limits.RESAMPLES} resampled runs say {first}, the others something else."
+    return unsure("too_close_to_call", seen, "Run longer (more steps), on a quiet machine.")
+
+
+def against(first: Finding, evidence: Evidence) -> Finding | None:
+    """Return why the first finding is no verdict; None where it is one."""
+    shared = evidence.known("others_on_card") or 0.0
+    if shared > limits.FOREIGN_LOAD:
+        seen = f"{shared:.0%} of the time kernels of other processes ran on the same GPU (NVML)."
+        return unsure("neighbour", seen, STOP_OTHERS)
+    taken = taken_by_others(first, evidence)
+    if taken > limits.FOREIGN_LOAD:
+        seen = f"{taken:.0%} of the time in which this program had work, others had its cores "
+        return unsure("neighbour", f"{seen}(threshold {limits.FOREIGN_LOAD:.0%}).", STOP_OTHERS)
+    return unseen(evidence) if first.name == "compute" else None
+
+
+def taken_by_others(first: Finding, evidence: Evidence) -> float:
+    """Return the share of time in which others had the cores, where that speaks against a finding.
+
+    What makes all of a program slower in proportion leaves its lines and their shares as they are.
+    But it starves loader workers, which is then no fault of theirs; and a CPU that others use is
+    not the limit.
+    """
+    taken = evidence.stolen_by_others
+    starved = evidence.num_workers and first.cause in OF_SLOW_WORKERS and first.lost_share <= taken
+    is_limit = evidence.kind == "cpu" and not first.lost_share
+    return taken if starved or is_limit or first.cause == "cold_start" else 0.0
+
+
+def unseen(evidence: Evidence) -> Finding | None:
+    """Nothing saw whether the device works, where it seems to be the limit."""
+    if evidence.launches_only:
+        seen = "The device was not timed: it may work while the loop waits for data."
+        return unsure("device_not_timed", seen, HEADROOM)
+    witness = evidence.known("witness")
+    told = evidence.known("kernels") or (witness and witness.idle is not None)
+    if evidence.kind == "gpu" and not told:
+        seen = f"{evidence.compute_share:.0%} of the time, at most, the device is busy, an upper "
+        seen += f"bound, as gaps between its kernels count{f': {witness.said}' if witness else ''}."
+        return unsure("busy_is_an_upper_bound", seen, LOOK_INSIDE)
+    if not evidence.watched or evidence.body:
+        return None
+    missing = evidence.lines.missing or "too few stacks were sampled"
+    seen = f"Whether the loop body is training was not seen: {missing}."
+    return unsure("body_not_seen", seen, LOOK_INSIDE)
+
+
+# -- what limits a verdict -------------------------------------------------------------------------
+
+
+def caveats(evidence: Evidence, run: RunData) -> dict[str, float]:
+    """Return what else had a part in the times of a run.
+
+    Each, in words, comes with how much of the confidence it leaves, 0 to 1.
+    """
+    said = {}
+    seconds = run.length_s - run.warm_s
+    use, crowded = evidence.use, evidence.crowded_by
+    if crowded > limits.DISTURBS:
+        taken = f"{use.others or 0.0:.1f} of {use.cores} cores meanwhile (`top` names them)"
+        said[f"Other programs used {taken}."] = max(1 - crowded, 0.0)
+    if share := evidence.known("others_on_card"):
+        said[f"Other programs computed on the same GPU: {share:.0%} of the time."] = 1 - share
+    if spare := evidence.known("spare_card"):
+        said[TO_THE_CARD.format(spare)] = 1.0
+    if run.event("full"):
+        said[f"The verdict is of the first {run.steps:,} steps: no more are recorded."] = 1.0
+    if run.watched and seconds < limits.LONG_ENOUGH_S:
+        longer = f"{seconds:.1f} s were measured, and a longer run gives a surer verdict."
+        said[f"A short look: {longer}"] = seconds / limits.LONG_ENOUGH_S
+    return said

@@ -19,11 +19,6 @@ CLASS = re.compile(r"(|([^\W\d]\w{0,50}\.){0,3}[A-Z]\w{0,50})")  # what else is 
 LITERAL = re.compile(r"-?\d{1,18}(\.\d{1,18})?|'(fork|spawn|forkserver)'")
 
 
-def as_comment(code: str) -> str:
-    """Return code as an example, in comments: it has names that a script may not have."""
-    return re.sub("(?m)^(?!#|$)", "# ", code)
-
-
 def code_in(text: object, *patterns: re.Pattern[str]) -> str | None:
     """Return a record's text if it is what one of the patterns allows."""
     if not isinstance(text, str) or text in keyword.kwlist[3:]:  # all but False, None and True
@@ -43,27 +38,18 @@ class LoopCode:
     call: str | None = None
     arguments: Mapping[str, str | None] = field(default_factory=dict)
     streams: bool = False  # whether its dataset is an IterableDataset
-    is_compiled: bool = False  # whether torch.compile has compiled anything in its process
-    may_fuse: bool = True  # whether its optimizer may have a fused version that is not in use
     trainer: bool = False  # whether the loop is that of Hugging Face's Trainer
 
     @classmethod
-    def of(
-        cls, recorded: Event | None, job: Event | None = None, trainer: bool = False
-    ) -> LoopCode:
-        """Return what a record tells: a record is anybody's, so of code the names alone.
-
-        `job` is the event that is written after the first step.
-        """
-        said, job = recorded or {}, job or {}
+    def of(cls, recorded: Event | None, trainer: bool = False) -> LoopCode:
+        """Return what a record tells: a record is anybody's, so of code the names alone."""
+        said = recorded or {}
         arguments = (said.get("arguments") or {}).items()
         return cls(
             code_in(said.get("loader"), NAME),
             code_in(said.get("call"), CLASS),
             {name: code_in(code, NAME, LITERAL) for name, code in arguments if code_in(name, NAME)},
             streams=bool(said.get("streams")),
-            is_compiled=bool(job.get("is_compiled")),
-            may_fuse=job.get("may_fuse") is not False,
             trainer=trainer,
         )
 
@@ -92,5 +78,5 @@ class LoopCode:
         call = call_lines(self.call or "DataLoader", [dataset or "dataset", *named], len(loader))
         line = f"{loader} = {call}\n"
         if None in (dataset, *known.values()):
-            return as_comment(line)
+            return re.sub("(?m)^(?!#|$)", "# ", line)
         return line if self.call else f"from torch.utils.data import DataLoader\n\n{line}"

@@ -1,64 +1,59 @@
-"""From a run to its `Evidence`: what all of it shows, and its measured steps or a draw of them."""
+"""From a run or a trace to its `Evidence`; of a run also from a draw of its measured steps."""
 
 from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.evidence import (
-    Batch,
-    CardEvidence,
-    Epochs,
-    Evidence,
-    WorkerEvidence,
-    Xray,
-)
-from labkit.diagnosis.hot_lines import lines_of, loop_of
+from labkit.diagnosis.evidence import Evidence, Witness
+from labkit.diagnosis.hot_lines import lines_of
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.trace_evidence import kernels_of
 from labkit.diagnosis.wall_shares import shares_of
-from labkit.diagnosis.witnesses import heat_of, witness_of
 from labkit.instruments.card_formats import tensor_formats
 from labkit.prediction.prediction import recommended
 from labkit.results.core_use import CoreUse
-from labkit.results.readings import mean_of
 from labkit.results.run_data import RunData
-from labkit.stamps.record import Event
-from labkit.stamps.step_classes import CLASSES, split_steps
-from labkit.traces.read import xray_of
+from labkit.stamps.step_classes import CLASSES, body_seconds, split_steps
+from labkit.text import counted
+from labkit.traces.read import Breakdown, RankTraces, xray_of
 
 # Share of the time spent waiting for data from which it is asked how many workers would be best
 WORTH_A_LOOK = limits.WORTH_NAMING["input"] / 2
+OF_RUN = ("launches_only", "mfu", "padding", "peak")  # as they are
+OF_JOB = ("batch_dtype", "is_compiled", "weights_dtype")  # of the event after the first step
+
+# NVML's clocks event reasons: slowdown by the hardware, by heat (software, hardware), power brake.
+# The power limit does not count: a card that works hard is held to it
+HEAT = 0x8 | 0x20 | 0x40 | 0x80
+LAGS_S = 1.0  # NVML's power is the mean of the last second (nvmlDeviceGetPowerUsage, Ampere)
 
 
 class StepTable:
     """The measured steps of a run: evidence can be drawn from all of them, and from resamples.
 
-    A row of `table` is the sum over a step, or over a few: its time by class (s), and the number of
-    steps.
+    `parts` (steps, classes) is how long each took, s.
     """
 
     def __init__(self, run: RunData, ranks_cores: float = 0.0):
         """Other ranks of the same job used `ranks_cores`: they are no other programs."""
         parts = split_steps(run.stamps[max(run.warmup - 1, 0) :])  # (steps, classes), s
         self.steps = len(parts) if parts.any() else 0  # stamps may show no time
-        self.seconds = float(parts.sum())
         self.known = known_of(run, parts, ranks_cores)
-        table = np.column_stack([parts, np.ones(len(parts))])
-        blocks = np.arange(0, len(parts), max(1, -(-len(parts) // limits.MOST_DRAWN)))
-        self.rows = len(blocks)
-        self.table = np.add.reduceat(table, blocks) if self.rows else table
+        self.parts = parts
 
     def evidence(self, rows: np.ndarray | slice = slice(None)) -> Evidence:
         """Return the evidence of all steps, or of the given rows (a resampled run)."""
-        *spent_s, steps = self.table[rows].sum(axis=0).tolist()
-        whole_s = sum(spent_s) or 1.0  # drawn steps may have taken no time
-        shares = {f"{part}_share": s / whole_s for part, s in zip(CLASSES, spent_s, strict=True)}
+        parts = self.parts[rows]
+        mean_us = dict(zip(CLASSES, (1e6 * parts.mean(axis=0)).tolist(), strict=True))
+        whole_us = sum(mean_us.values()) or 1.0  # they may have taken no time
         return self.known.but(
-            source=f"step stamps, {steps:.0f} steps",
-            wait_us=spent_s[0] / steps * 1e6,
-            compute_us=spent_s[2] / steps * 1e6,
-            **shares,
+            source=f"step stamps, {len(parts)} steps",
+            wait_us=mean_us["wait"],
+            compute_us=mean_us["compute"],
+            **{f"{part}_share": us / whole_us for part, us in mean_us.items()},
         )
 
 
@@ -68,106 +63,226 @@ def known_of(run: RunData, parts: np.ndarray, ranks_cores: float) -> Evidence:
     `parts` is (steps, classes), s: the time of each measured step.
     """
     machine, wait = run.machine, parts[:, 0]
-    is_gpu = machine.kind == "gpu"
-    loop = loop_of(run)
-    body = loop.lines.body if loop else {}
-    seen, job = run.xray_facts, run.event("job") or {}
-    replayed = (run.event("headroom") or {}).get("factor")
-    spare = (run.event("spare_card") or {}).get("name")
-    is_simulated = not run.watched and wait.sum() > WORTH_A_LOOK * parts.sum()
-    workers = run.pipeline.num_workers
-    asked, ready, _, done = run.host_ns[run.warmup :].T
+    worst = np.sort(wait)[-max(1, round(limits.WORST_STEPS * len(wait))) :]
+    facts = {name: getattr(run, name) for name in OF_RUN}
+    facts |= _of_workers(run) | _of_epochs(run)
+    if machine.kind == "gpu":
+        facts |= _of_card(run)
+    if run.watched:
+        facts |= _of_loop(run)
+    elif wait.sum() > WORTH_A_LOOK * parts.sum():
+        facts["advised"] = recommended(run, "num_workers")
+        facts["deeper_queue"] = run.pipeline.num_workers and recommended(run, "prefetch_factor")
     return Evidence(
         kind=machine.kind,
-        stall_share=_stall_share(wait),
-        padding_share=run.padding,
-        launches_only=run.launches_only,
+        stall_share=float(worst.sum() / wait.sum()) if wait.any() else 0.0,
         use=CoreUse.of(run, ranks_cores),
-        card=_card(run) if is_gpu else CardEvidence(),
-        mfu=None if run.launches_only else run.mfu,
-        peak=run.peak,
-        xray=Xray(**{name: seen.get(name) for name in Xray.__annotations__}) if seen else None,
-        kernels=kernels_of(xray_of(run)) if is_gpu else None,
+        xray=run.xray_facts,
         lines=lines_of(run),
-        loop=loop,
-        body=body,
-        workers=_workers(run),
-        epochs=_epochs(run),
-        whole=shares_of(run),
-        host_wait_share=float((ready - asked).sum() / max((done - asked).sum(), 1)),
-        growth=tuple(each for each in run.fact_of("growth", "found", default=()) if each["graph"]),
-        weights_dtype=job.get("weights_dtype"),
-        batch=_batch(run, job),
-        # not worth a word to what computes no model
-        spare_card=None if is_gpu or not job.get("weights_dtype") else spare,
         knobs=run.pipeline.to_dict(),
-        code=LoopCode.of(run.loop.get("code"), job, bool(run.loop.get("trainer"))),
-        trains=not body or bool({"backward", "optimizer"} & body.keys()),
-        formats=tensor_formats(machine.name, machine.compute_capability) if is_gpu else None,
+        formats=tensor_formats(machine.name, machine.compute_capability),
         compiles=not machine.compile_lacks,
-        advised=recommended(run, "num_workers") if is_simulated else None,
-        deeper_queue=recommended(run, "prefetch_factor") if is_simulated and workers else None,
-        headroom=replayed and max(1.0, replayed),
+        **facts,
     )
 
 
-def _stall_share(wait: np.ndarray) -> float:
-    """Return the share of the waiting (s, by step) that the worst steps have."""
-    worst = np.sort(wait)[-max(1, round(limits.WORST_STEPS * len(wait))) :]
-    return float(worst.sum() / wait.sum()) if wait.any() else 0.0
+def _of_card(run: RunData) -> dict[str, Any]:
+    """Return what a GPU showed."""
+    heat = heat_of(run)
+    witness = witness_of(run, heat or 0.0)
+    return {
+        # None where the driver does not tell it (MIG, older drivers). A process that only has a
+        # context there slows nobody down
+        "others_on_card": run.mean_reading("others_sm"),
+        "heat": heat,
+        "witness": witness,
+        "certain_share": 1.0 if witness and witness.idle == 0 else run.busy_at_least,
+        "kernels": of_gpu(xray_of(run)),
+    }
 
 
-def _batch(run: RunData, job: Event) -> Batch:
-    """Return what is known of a run's batches."""
-    sizes = run.each("bytes")
-    sizes = sizes[np.isfinite(sizes)]
-    median = float(np.median(sizes)) if len(sizes) else None
-    # Not of a prefetcher or Accelerate's loader, which move there what workers have made
-    is_plain = run.watched == "DataLoader" and not run.pipeline.num_workers
-    on_gpu = bool(job.get("batch_on_gpu")) and is_plain
-    return Batch(dtype=job.get("batch_dtype"), bytes=median, on_gpu=on_gpu)
-
-
-def _workers(run: RunData) -> WorkerEvidence | None:
-    """Return what a run recorded of its workers; None where it recorded nothing, or has none."""
+def _of_workers(run: RunData) -> dict[str, Any]:
+    """Return what a run recorded of its workers; {} where it recorded nothing, or has none."""
     seen = run.workers
     rows = seen.rows[seen.rows.index >= 0]
     if rows.empty:
-        return None
+        return {}
     hang = seen.hang
-    return WorkerEvidence(
-        workers=len(rows),
-        cpu_share=rows.cpu_share.mean(),
-        idle_share=rows.idle_share.mean(),
-        library_threads=int(rows.library_threads.max()),
-        hang=None if hang is None or hang.worker is None else hang,  # the loop's own
-        slowest=seen.slowest,
-    )
+    return {
+        "workers": len(rows),
+        "worker_cpu": rows.cpu_share.mean(),
+        "worker_idle": rows.idle_share.mean(),
+        "library_threads": int(rows.library_threads.max()),
+        "hang": hang if hang and hang.worker is not None else None,  # the loop's own
+    }
 
 
-def _epochs(run: RunData) -> Epochs:
+def _of_epochs(run: RunData) -> dict[str, float]:
     """Return what the loop waited for at the start of its later epochs, and in the first one."""
     firsts = sorted({step for step in run.first_steps if step < run.steps})
     if len(firsts) < 2:
-        return Epochs()
+        return {}
     wait_s = np.diff(run.host_ns[:, :2])[:, 0] / 1e9  # from asking for a batch to having it
     second, wall_s = firsts[1], max(run.length_s, 1e-9)
     longer_s = (wait_s[1:second] - wait_s[second:].mean()).sum()
     is_known = second >= limits.MIN_STEPS
-    return Epochs(
-        starts=float(wait_s[firsts[1:]].sum() / wall_s),
-        first=max(0.0, float(longer_s / wall_s)) if is_known else 0.0,
+    return {
+        "epoch_starts": float(wait_s[firsts[1:]].sum() / wall_s),
+        "first_epoch": float(longer_s / wall_s) if is_known else 0.0,
+    }
+
+
+# -- a second witness of a busy GPU ----------------------------------------------------------------
+# Did it work, or wait between kernels for the next launch? A pair of events counts a GPU as busy
+# from a step's first kernel to its last, gaps included. Where no x-ray looked inside, one of these
+# can tell, the surest first: the host that ran ahead (stamps), the SMs (GPM counters of Hopper and
+# later cards), or the power the card drew.
+
+
+def heat_of(run: RunData) -> float | None:
+    """Return the share of the readings in which heat held a GPU's clock down; None: not read."""
+    _, reasons = run.readings("clock_reasons")
+    known = reasons[np.isfinite(reasons)].astype(int)
+    return float(np.mean(known & HEAT > 0)) if len(known) else None
+
+
+def witness_of(run: RunData, heat: float) -> Witness | None:
+    """Return the surest word on a GPU run whose device was timed; None where it was not.
+
+    A clock that heat holds down for a share of the time, `heat`, draws little.
+    """
+    busy = run.utilization
+    if not busy:
+        return None
+    ahead, least = run.busy_at_least or 0.0, busy - limits.WORTH_NAMING["launch"]
+    said = f"for {ahead:.0%} of the time the device worked on a step that the host had issued in "
+    said += "full (stamps)"
+    words = [Witness(said, 0.0 if ahead > least else None)]
+    active = run.mean_reading("sm", run.warm_s, limits.MIN_READINGS)
+    if active is not None:
+        share = active / busy
+        said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that is busy (GPM)"
+        words.append(Witness(said, _idle(share, share, limits.SMS_WORK, limits.SMS_REST)))
+    watts = run.mean_reading("power_w", run.warm_s + LAGS_S, limits.MIN_READINGS)
+    limit = run.mean_reading("power_limit_w")
+    if watts is not None and limit and heat < limits.HELD_DOWN:
+        # A card that waits draws little. While busy it drew at most what it is if it drew nothing
+        # else, and at least the mean
+        drawn = watts / limit
+        said = f"the card drew {drawn:.0%} of its power limit (NVML)"
+        idle = _idle(drawn, drawn / busy, limits.POWER_WORKS, limits.POWER_RESTS)
+        words.append(Witness(said, idle))
+    return next((each for each in words if each.idle is not None), words[-1])
+
+
+def _idle(least: float, most: float, works: float, rests: float) -> float | None:
+    """Return the share of the busy time in which a device waited, by a reading.
+
+    That lies between `least` and `most`: from `works` on it worked; None where this cannot tell.
+    """
+    if least >= works:
+        return 0.0
+    return 1 - most / works if most < rests else None
+
+
+# -- a watched loop --------------------------------------------------------------------------------
+
+
+def _of_loop(run: RunData) -> dict[str, Any]:
+    """Return what a watched loop shows."""
+    asked, ready, _, done = run.host_ns[run.warmup :].T
+    sizes = run.each("bytes")
+    sizes = sizes[np.isfinite(sizes)]
+    spent = body_seconds(run.stamps)
+    job = run.event("job") or {}
+    return {
+        "watched": True,
+        "host_wait_share": float((ready - asked).sum() / max((done - asked).sum(), 1)),
+        "body": lines_of(run).body,
+        "body_s": spent,
+        "batch_bytes": float(np.median(sizes)) if len(sizes) else None,
+        # Not of a prefetcher or Accelerate's loader, which move there what workers have made
+        "batch_on_gpu": job.get("batch_on_gpu")
+        and run.watched == "DataLoader"
+        and not run.pipeline.num_workers,
+        # not worth a word to what computes no model
+        "spare_card": job.get("weights_dtype") and run.fact_of("spare_card", "name"),
+        "headroom": run.fact_of("headroom", "factor"),
+        "code": LoopCode.of(run.loop.get("code"), bool(run.loop.get("trainer"))),
+        "whole": shares_of(run),
+        # of older records some grow without graphs
+        "variables": [
+            each for each in run.fact_of("growth", "found", default=()) if each.get("graph", True)
+        ],
+        **{name: job.get(name) for name in OF_JOB},
+        **_growth(run, spent[run.warmup :]),
+    }
+
+
+def _growth(run: RunData, spent: np.ndarray) -> dict[str, float]:
+    """Return how steps that took `spent` s grow; {} where they do not, or their batches as much."""
+    if len(spent) < 5 * limits.MIN_STEPS:
+        return {}
+    table = np.column_stack([spent, run.each("bytes")[run.warmup :]])  # NaN: not known
+    middle = np.array([np.median(part, axis=0) for part in np.array_split(table, 5)])
+    growth, of_batches = middle[-1] / np.maximum(middle[0], 1e-9)
+    rises = (np.diff(middle[:, 0]) > 0).sum() >= 3 and growth >= limits.DRIFT
+    if not rises or of_batches >= limits.DRIFT:
+        return {}
+    lost_s = np.clip(spent - middle[0, 0], 0, None).sum()
+    return {"growth": float(growth), "grown_share": float(lost_s / (run.length_s - run.warm_s))}
+
+
+# -- a trace ---------------------------------------------------------------------------------------
+
+# Of what ranks lose, all lose the least; what one loses more, the others spend in collectives,
+# waiting for it
+LOST_BY_ALL = ("wait_share", "copy_share", "launch_share", "outside_share")
+
+
+def of_trace(traced: Breakdown) -> Evidence:
+    """Return the evidence of a profiler's trace."""
+    shares = traced.shares
+    on_gpu = traced.gpu_utilization is not None
+    host = min(traced.host_work_us / traced.step_us, shares["other"])
+    sent = shares["communication"]
+    # Else the host's own collectives (Gloo) are all
+    exposed = min(traced.busy["exposed_comm"], sent) if traced.busy.get("comm_busy") else sent
+    # The others hide behind compute: on a GPU they are being issued, on a CPU they run
+    operators = shares["cpu_exec"] + sent - exposed
+    waits = shares["runtime"] + shares["other"] - host + (operators if on_gpu else 0.0)
+    # No cure for launches shortens the hardware's own hand-over from kernel to kernel
+    hand_over = min(traced.idle.get("kernel_wait_us", 0.0) / traced.step_us, waits)
+    compute = shares["kernel"] if on_gpu else operators
+    source = f"profiler trace {traced.source}, {counted(traced.steps, 'step')}"
+    return Evidence(
+        kind="gpu" if on_gpu else "cpu",
+        source=source,
+        wait_share=shares["dataloader"],
+        copy_share=shares["memcpy"] + shares["memset"],
+        compute_share=compute,
+        launch_share=waits - hand_over,
+        communication_share=exposed,
+        outside_share=host,
+        compute_us=traced.step_us * compute,
+        kernels=of_gpu(traced),
+        formats=tensor_formats(traced.device_name, traced.compute_capability),
+        trace=traced,
     )
 
 
-def _card(run: RunData) -> CardEvidence:
-    """Return what a GPU showed."""
-    heat = heat_of(run)
-    return CardEvidence(
-        # None where the driver does not tell it (MIG, older drivers). A process that only has a
-        # context there slows nobody down
-        others_share=mean_of(run, "others_sm"),
-        heat=heat,
-        witness=witness_of(run, heat),
-        ahead_share=0.0 if run.launches_only else run.busy_at_least or 0.0,
+def of_traces(ranks: RankTraces) -> Evidence:
+    """Return the evidence of a job from the traces of its ranks."""
+    first, *_ = each = [of_trace(rank) for rank in ranks.ranks]
+    return first.but(
+        source=f"profiler traces {ranks.source}, {len(each)} ranks",
+        ranks=ranks,
+        communication_share=fmean(one.communication_share for one in each),
+        compute_share=fmean(one.compute_share for one in each),
+        **{name: min(getattr(one, name) for one in each) for name in LOST_BY_ALL},
     )
+
+
+def of_gpu(trace: Breakdown | None) -> Breakdown | None:
+    """Return a trace; None where there is none, or it could not look into a GPU."""
+    return trace if trace and trace.kernel_us else None

@@ -6,7 +6,6 @@ says where a word begins to apply ("a pause", "uneven"): it was set by hand, and
 scores on the fault set and on users' scripts were reached with it.
 """
 
-from labkit.results.core_use import FOREIGN_LOAD as FOREIGN_LOAD
 from labkit.traces.ranks import WORTH_NAMING_A_STRAGGLER
 
 # Losses worth a name. Healthy runs of the calibration half came to about 0.1 for input (the
@@ -32,16 +31,15 @@ MIN_STEPS = 12  # measured, warm-up excluded: the bootstrap needs a distribution
 # two losses are as good as tied.
 MIN_CONFIDENCE = 0.60
 RESAMPLES = 60  # resolve a confidence of 0.60 to within 0.06 (binomial standard error)
-MOST_DRAWN = 5_000  # rows to draw from: a longer run is drawn in blocks of steps
+MOST_DRAWN = 5_000  # steps of each: of a longer run they are a part
 # Seconds of a watched loop: the machine is looked at four times a second, and fewer than
 # eight looks may miss a program that takes turns with the loop
 LONG_ENOUGH_S = 2.0
 UNSEEN = 0.5  # confidence in "healthy" where nothing looked inside the compute: a coin toss
-# The same where sampled lines saw that the body of a watched loop trains, but nothing looked inside
-# its operators: halfway from there to certain. Of three scripts as people post them which were
-# called healthy with 1.0, two were not: float64, an optimizer written in Python
-LINES_SEEN = 0.75
-# With more than FOREIGN_LOAD nothing is called healthy, and no loader with workers slow
+# Share of time in which other programs had the core of the model's thread, or computed on its GPU
+# (NVML, per process), from which a run's times may be theirs: nothing is called healthy then, and
+# no loader with workers slow
+FOREIGN_LOAD = 0.20
 DISTURBS = FOREIGN_LOAD / 2  # above it a run alone may come out otherwise: said with the verdict
 
 # == steps ==
@@ -80,12 +78,6 @@ HANGS_S = 30.0  # without progress; SPDL's case studies have reads of several se
 # 2x to 8x). Only for traces, where nothing can be measured.
 TENSOR_CORE_GAIN = 2.0
 HALF_SAVED = 1 - 1 / TENSOR_CORE_GAIN  # of the time of what then runs there
-# Kernels of an x-ray that take this many times the compute that the run's own events measured
-# contradict them: no device computes for longer than it is busy
-DISAGREE_OVER = 1.5
-# Where a CUDA graph was launched, kernels that take less of the compute than this are taken to be
-# missing: a graph's run back to back. Without one 2 % is what a launch-bound step looks like.
-GRAPH_KERNELS = 0.5
 
 # A device that is busy for BUSY of the time, and meanwhile does less than LOW_MFU of its peak: less
 # than any of the four large models in table 3 of Chowdhery et al., "PaLM" (GPT-3: 21.3 %)

@@ -57,9 +57,8 @@ class Diagnosis(Result):
     def headline(self) -> str:
         """The verdict in a few words."""
         first = self.findings[0]
-        about = BOTTLENECKS[first.name]
-        if first.cause in BESIDE_TRAINING:
-            about = in_words(first.cause)
+        is_beside = first.cause in BESIDE_TRAINING
+        about = in_words(first.cause) if is_beside else BOTTLENECKS[first.name]
         is_blamed = first.rank is not None and first.name != "communication"
         return f"{first.name}{f' on rank {first.rank}' if is_blamed else ''} ({about})"
 
@@ -90,13 +89,8 @@ class Diagnosis(Result):
         do = f"{first.advice} In PyTorch: {code}" if code else first.advice
         return what, f"Why: {first.evidence}", f"Do: {do}"
 
-    @property
-    def details(self) -> Table:
-        """The full report: every finding with its time, evidence and advice, and the notes."""
-        return self.table()
-
     def table(self) -> Table:
-        """Return the findings, the costliest first."""
+        """Return the full report: every finding with its time, evidence and advice, and notes."""
         rows = []
         foot = [self.source, *self.notes, *self.caveats]
         for name, causes in self.not_judged.items():
@@ -115,11 +109,9 @@ class Diagnosis(Result):
 
     def _repr_html_(self) -> str:
         what, why, do = (html.escape(line) for line in self.three_lines)
-        for words, address in self.findings[0].places.items():
-            place = html.escape(words)
-            do = do.replace(place, f"<a href='{html.escape(address)}'>{place}</a>", 1)
+        if page := self.findings[0].page:
+            do = do.replace(page, f"<a href='{page}'>{page}</a>", 1)
         text = f"<b>{what}</b><div>{why}</div><div style='white-space:pre-wrap'>{do}</div>"
-        code = self.findings[0].code
-        copied = copy_buttons({"PyTorch": code}) if code else ""
-        more = self.details._repr_html_()
+        copied = copy_buttons({"PyTorch": self.findings[0].code})  # none for an empty text
+        more = self.table()._repr_html_()
         return f"{text}{copied}<details><summary>all findings</summary>{more}</details>"

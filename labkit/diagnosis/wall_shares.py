@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,15 @@ BETWEEN = "between epochs"
 AFTER = "after the last epoch"
 LOOP = "loop"  # where it is not known which of them trains
 NAMED = 0.01  # of the time: a smaller share is not in the sentence
-# A stretch of time: when it began and ended, ns; the part that it counts as; the place of its loop
-Span = tuple[int, int, str, str]
+
+
+class Span(NamedTuple):
+    """A stretch of time."""
+
+    began: int  # ns
+    ended: int
+    part: str  # that it counts as
+    place: str = ""  # of its loop
 
 
 @dataclass(frozen=True)
@@ -35,18 +42,9 @@ class WallShares:
     parts: list[dict[str, Any]]
     seconds: float
 
-    def share(self, part: str) -> float:
-        """Return the share of the parts of that name, 0 to 1."""
-        return sum(each["share"] for each in self.parts if each["part"] == part)
-
-    def place(self, part: str) -> str:
-        """Return where the longest of the parts of that name is; "" where it has no place."""
-        return next(each["place"] for each in self.parts if each["part"] == part)
-
-    @property
-    def running(self) -> float:
-        """The share of the time, 0 to 1, from the first batch to the last, without stops."""
-        return 1 - self.share(BEFORE) - self.share(AFTER)
+    def share(self, *parts: str) -> float:
+        """Return the share of the parts of these names, 0 to 1."""
+        return sum(each["share"] for each in self.parts if each["part"] in parts)
 
     def __str__(self) -> str:
         named = [
@@ -68,23 +66,22 @@ def wall_shares(runs: Sequence[RunData], start: int = 0, end: int = 0) -> WallSh
     loops = sorted(span for run in runs for span in _passes(run, is_known))
     if not loops:
         return None
-    trained = [span for span in loops if span[2] != VALIDATION] or loops
-    first, last = trained[0][0], max(span[1] for span in trained)
-    start = min(loops[0][0], start or first)
-    end = max(end, *(span[1] for span in loops))
+    trained = [span for span in loops if span.part != VALIDATION] or loops
+    first, last = trained[0].began, max(span.ended for span in trained)
+    start = min(loops[0].began, start or first)
+    end = max(end, *(span.ended for span in loops))
     # Of spans that overlap the last one counts: so do loops, and of them the inner one
-    spans: list[Span] = [(start, first, BEFORE, ""), (first, last, BETWEEN, "")]
-    spans += [(last, end, AFTER, ""), *loops]
-    edges = np.unique([span[:2] for span in spans])
+    outside = Span(start, first, BEFORE), Span(first, last, BETWEEN), Span(last, end, AFTER)
+    table: Any = pandas.DataFrame([*outside, *loops])
+    edges = np.unique(table[["began", "ended"]])
     owner = np.zeros(len(edges) - 1, dtype=int)  # of the stretches between them
-    for number, (began, ended, *_) in enumerate(spans):
-        owner[(edges[:-1] >= began) & (edges[:-1] < ended)] = number
-    parts = [spans[number][2:] for number in owner]
-    table: Any = pandas.DataFrame(parts, columns=["part", "place"])
-    table["seconds"] = np.diff(edges) / 1e9
+    for number, (began, ended) in enumerate(np.searchsorted(edges, table[["began", "ended"]])):
+        owner[began:ended] = number
+    table["seconds"] = np.bincount(owner, np.diff(edges) / 1e9, len(table))
     table["share"] = table.seconds / table.seconds.sum()
-    table = table.groupby(["part", "place"]).sum().sort_values("share", ascending=False)
-    return WallShares(table.reset_index().to_dict("records"), float(table.seconds.sum()))
+    parts = table.groupby(["part", "place"])[["seconds", "share"]].sum()
+    parts = parts[parts.seconds > 0].sort_values("share", ascending=False)
+    return WallShares(parts.reset_index().to_dict("records"), float(table.seconds.sum()))
 
 
 def shares_of(run: RunData) -> WallShares | None:
@@ -103,9 +100,8 @@ def _passes(run: RunData, is_known: bool) -> list[Span]:
     part = (TRAINING if trains(run) else VALIDATION) if is_known else LOOP
     at = run.loop.get("place")
     place = f"{PurePath(str(at[0])).name}:{at[1]}" if at else ""
-    spans = [(each["began"], each["ended"]) for each in run.all("pass")]
-    begun = run.all("epoch")
-    if run.steps and len(begun) > len(spans):  # killed: it ended with its last step
-        last = int(run.host_ns[-1, 3])
-        spans.append((begun[-1].get("began") or last, last))
-    return [(began, ended, part, place) for began, ended in spans if began < ended]
+    passes, begun = run.all("pass"), run.all("epoch")
+    if run.steps and len(begun) > len(passes):  # killed: it ended with its last step
+        passes = [*passes, {"began": begun[-1].get("began"), "ended": int(run.host_ns[-1, 3])}]
+    spans = [Span(each["began"] or each["ended"], each["ended"], part, place) for each in passes]
+    return [span for span in spans if span.began < span.ended]

@@ -66,8 +66,8 @@ def _most(finding: Finding, evidence: Evidence) -> float | None:
         return None
     if finding.name == "input" and finding.cause != "workers_restart":
         replayed = evidence.known("headroom")
-        if replayed is not None or (evidence.kind == "cpu" and evidence.has_workers):
-            return replayed
+        if replayed is not None or (evidence.kind == "cpu" and evidence.num_workers):
+            return replayed and max(1.0, replayed)
     most = gain_without(finding.lost_share)
     return most if finding.name == "input" or most <= AT_MOST else None
 
@@ -78,7 +78,7 @@ def _advice(finding: Finding) -> str:
     expected = ""
     if finding.lost_share:
         expected = _expectation(finding) if finding.remedies else NOTHING_TO_SET
-    read_on = f"See {', and '.join(finding.places)}." if finding.places else ""
+    read_on = f"See {finding.page}." if finding.page else ""
     return " ".join(filter(None, [first, expected, read_on]))
 
 
@@ -128,7 +128,6 @@ def known_first(finding: Finding) -> Finding:
     row = known_call(line) if line and line.share >= MOST * finding.lost_share else None
     if line is None or row is None:
         return finding
-    lesson = "items" if line.phase in MAKING else "lines"
     text = f"`{line.call}` ({line.place}): {row.slow}. {row.do}"
-    remedy = Remedy("known_call", text, lesson)
+    remedy = Remedy("known_call", text)
     return replace(finding, remedies=(remedy, *finding.remedies), expected=None)

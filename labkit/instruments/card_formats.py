@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 
 VOLTA = 7.0  # compute capability of the first cards with Tensor Cores
@@ -11,8 +12,9 @@ NO_TENSOR_CORES = re.compile(r"GTX|\bT\d{3,4}\b|MX\d{3}")  # of cards later than
 
 def version_of(capability: object) -> float | None:
     """Return a compute capability as a number; None where it is not known, or is no such."""
-    known = re.fullmatch(r"\d+(\.\d+)?", str(capability))
-    return float(known[0]) if known else None
+    with contextlib.suppress(ValueError):
+        return float(str(capability))
+    return None
 
 
 def too_old_for(name: str, capability: object) -> str | None:

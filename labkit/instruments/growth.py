@@ -6,7 +6,7 @@ Nothing here imports torch or runs the loop's own code: only lists, dicts and te
 from __future__ import annotations
 
 from types import CodeType, FrameType
-from typing import Any, TypedDict
+from typing import Any
 
 from labkit.instruments import stack
 from labkit.instruments.batch_contents import is_array
@@ -14,24 +14,14 @@ from labkit.instruments.batch_contents import is_array
 LEAST_GROWN = 32  # steps whose graphs are kept: fewer are no growth
 
 
-class Grown(TypedDict):
-    """A variable that grows, as the `growth` event holds it."""
-
-    name: str
-    graph: bool  # whether it keeps autograd's graph of each step; of older records, or memory alone
-    before: int  # steps whose graphs it kept at first
-    after: int
-    file: str
-    function: str
-    line: int  # of the loop
-
-
 class Growth:
     """Looks at the variables of a loop now and then, and remembers how large they were at first."""
 
     def __init__(self):
         self.least: dict[str, int] = {}  # by name: the fewest that it was seen with
-        self.found: dict[str, Grown] = {}
+        # Those that grow, as the `growth` event has them; `before` and `after`: of how many steps
+        # they kept the graphs at first, and now
+        self.found: dict[str, dict[str, Any]] = {}
 
     def look(self, frame: FrameType | None, loop: CodeType | None) -> None:
         """Look at the frame of the code `loop`, which called what `frame` runs."""
@@ -44,7 +34,6 @@ class Growth:
             if frame is not None and size >= max(LEAST_GROWN, 2 * least):
                 self.found[name] = {
                     "name": name,
-                    "graph": True,
                     "before": least,
                     "after": size,
                     "file": frame.f_code.co_filename,

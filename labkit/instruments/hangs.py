@@ -11,7 +11,6 @@ import contextlib
 import os
 import struct
 from collections.abc import Callable
-from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,17 +53,15 @@ def progress_words(folder: Path | None, worker: int | str) -> memoryview:
 
 def index_word(index: Any) -> int:
     """Return the index of an item as a word; `NO_INDEX` of a key: it may be a person's name."""
-    kind = type(index)
-    is_whole = kind is int or (kind.__module__ == "numpy" and issubclass(kind, Integral))
-    return int(index) if is_whole and abs(index) < -NO_INDEX else NO_INDEX
+    return index if type(index) is int and abs(index) < -NO_INDEX else NO_INDEX
 
 
 class LiveHang(NamedTuple):
     """A loop that does not move."""
 
     folder: Path  # of its run
-    # As the `hang` event has it: `seconds`; the `text` to say; of what is waited for the `pid`, the
-    # `worker`, None where it is none, and the `index` of the item, None where there is none
+    # As the `hang` event has it: `seconds`, the `text` to say, and the `worker` that is waited for,
+    # None where it is none
     event: dict[str, Any]
 
 
@@ -85,9 +82,8 @@ def hang_in(folders: list[Path], now: int) -> LiveHang | None:
     state, _, batch, index, pid, _ = words[file]
     who = file.name.removeprefix(f"{PROGRESS}-")
     worker = int(who) if who.isdigit() else None
-    index = None if index == NO_INDEX else index
     name = "the main process" if worker is None else f"worker {worker}"
-    item = "" if index is None else f"item {index} of "
+    item = "" if index == NO_INDEX else f"item {index} of "
     text = (
         f"nothing has moved for {seconds:.0f} s: "
         + {
@@ -97,8 +93,7 @@ def hang_in(folders: list[Path], now: int) -> LiveHang | None:
             "DataLoader(timeout=60) turns such a wait into an error.",
         }[state]
     )
-    told = {"seconds": seconds, "pid": pid, "text": text, "worker": worker, "index": index}
-    return LiveHang(file.parent, told)
+    return LiveHang(file.parent, {"seconds": seconds, "text": text, "worker": worker})
 
 
 class HangWatch:

@@ -23,7 +23,6 @@ def plain_machine() -> dict[str, Any]:
         "cpu_cores": cores.count,
         "host_cores": cores.of,
         "cores_limit": cores.limit,
-        "os": f"{platform.system()} {platform.release()}",
         "versions": {"python": platform.python_version()},
     }
 

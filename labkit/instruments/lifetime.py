@@ -60,8 +60,7 @@ def serve(work: Callable[[Order, Path, EventLog], int | None], place: str = "") 
         os._exit(INTERRUPTED)
 
     signal.signal(signal.SIGINT, leave)
-    config = getattr(multiprocessing.current_process(), "_config", {})
-    use_sockets(socket_folder(os.getpid()), config)
+    use_sockets(socket_folder(os.getpid()))
     try:
         try:
             ended = work(json.loads((folder / SPEC_NAME).read_text()), folder, log)
@@ -76,14 +75,15 @@ def serve(work: Callable[[Order, Path, EventLog], int | None], place: str = "") 
     os._exit(code)  # workers and threads end with the process; the supervisor sees to it
 
 
-def use_sockets(folder: Path, config: dict[str, object]) -> None:
-    """Have `multiprocessing`, by its `config`, keep its sockets in `folder`, if that is our own.
+def use_sockets(folder: Path) -> None:
+    """Have `multiprocessing` keep its sockets in `folder`, if that is our own.
 
     Otherwise they are where Python puts them, and not found again after a kill.
     """
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)
         if is_ours(folder):  # another user could have made it first
+            config: dict[str, object] = getattr(multiprocessing.current_process(), "_config", {})
             config["tempdir"] = str(folder)
 
 

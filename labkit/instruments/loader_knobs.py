@@ -30,9 +30,9 @@ def knobs_of(loader: object) -> dict[str, int | bool]:
     return {name: value for name, value in knobs.items() if type(value) in (int, bool)}
 
 
-def in_flight(knobs: Mapping[str, int]) -> int:
+def in_flight(knobs: Mapping[str, Any]) -> int:
     """Return how many batches a loader's workers prepare ahead; 0 where that is not known."""
-    return knobs.get("num_workers", 0) * knobs.get("prefetch_factor", 0)
+    return (knobs.get("num_workers") or 0) * (knobs.get("prefetch_factor") or 0)
 
 
 def length_of(loader: Any) -> int | None:

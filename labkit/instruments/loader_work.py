@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 import time
@@ -49,9 +48,6 @@ class BatchRow(NamedTuple):
     ready: int  # it is collated
     cpu_ns: int
     items: int
-    slow_ns: int  # of the slowest of them
-    line_ns: int  # in line for a core, of older records
-    slow_index: int | str  # "a batch" where they came at once, from a stream, or by a key
 
 
 class ItemTimes(NamedTuple):
@@ -173,7 +169,8 @@ class LoaderWork:
         self.laps: list[tuple[int, int, int]] = []  # between the moments, and before the first
         self.cpu_ns = time.process_time_ns()
         self.words[BATCH] = number if type(number) is int else self.done
-        self.moments = [self._note(FETCHING)]  # then when an item is asked for; of a stream, came
+        self.items = 0  # that were asked for; of a stream, that came
+        self.start = self._note(FETCHING)
 
     def _note(self, state: int) -> int:
         """Note what the process does from now on; return the time."""
@@ -186,16 +183,19 @@ class LoaderWork:
     def next_item(self) -> None:
         """An item is asked for, so the one before it is there."""
         if not self.over:
-            item = len(self.moments) - 1
-            known = item < len(self.indices)
-            self.words[INDEX] = index_word(self.indices[item] if known else None)
-            self.moments.append(self._note(FETCHING))
+            known = self.items < len(self.indices)
+            self.words[INDEX] = index_word(self.indices[self.items] if known else None)
+            self._count()
 
     def end_streamed(self, item: object) -> object:
         """Note that an item of a stream is there, and return it."""
         if not self.over:
-            self.moments.append(self._note(FETCHING))
+            self._count()
         return item
+
+    def _count(self) -> None:
+        self.items += 1
+        self._note(FETCHING)
 
     def begin_collate(self) -> None:
         """All items are here."""
@@ -220,20 +220,16 @@ class LoaderWork:
 
     def _keep(self, ready: int, cpu_ns: int) -> None:
         """Keep the row of a batch that is ready, and those of its items, to be written."""
-        start = self.moments[0]
-        spans = itertools.pairwise([*self.moments, self.fetched])
-        slow_ns, item = max((after - before, at) for at, (before, after) in enumerate(spans))
-        word = index_word(self.indices[item - 1]) if 0 < item <= len(self.indices) else NO_INDEX
-        count = len(self.indices) or len(self.moments) - 1
+        count = len(self.indices) or self.items
         number = (self.done, self.words[BATCH], self.passes)
-        spent = (cpu_ns - self.cpu_ns, count, slow_ns, 0, "a batch" if word == NO_INDEX else word)
-        self.rows.append(BatchRow(*number, start, self.fetched, ready, *spent))
+        moments = (self.start, self.fetched, ready)
+        self.rows.append(BatchRow(*number, *moments, cpu_ns - self.cpu_ns, count))
         if self.laps:
             _, *items, collate = self.laps
             parts = [*map(sum, zip(*items, strict=True)), *collate, self.cpu_ns - self.process_ns]
             times = [round(part / 1e3, 1) for part in parts]
             self.item_times.append(
-                ItemTimes(self.done, start, count, *times, one_by_one=len(items) > 2)
+                ItemTimes(self.done, self.start, count, *times, one_by_one=len(items) > 2)
             )
 
     def flush(self) -> None:

@@ -18,11 +18,9 @@ import numpy as np
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-COOLS_S = 0.012  # of waiting after which most of `Load.cold` is due; from steps of measured runs
 # What switching leaves of the cores where more threads want one than there are. Calibrated on the
 # development workloads of maintain/benchmarks/prediction.py.
 OVERSUBSCRIBED = 0.92
-ONE_BY_ONE = 0.1  # of many short waits, how long a single one would have to be to cool as much
 NEVER = float("inf")
 RUN_AHEAD = 8  # steps the host may be ahead of a device of its own
 
@@ -46,8 +44,6 @@ class Load:
     waits: np.ndarray  # (batches, parts) waiting while a batch is prepared, each followed by ...
     cpus: np.ndarray  # (batches, parts) ... CPU time
     host: np.ndarray  # (batches,) CPU time of a step in the loop: of the model, or its launches
-    cold: float = 0.0  # what `host` takes more after a long wait, caches cold and core asleep
-    chill: float = 0.0  # share `cpus` take more after a wait if no core was at work meanwhile
     put: float = 0.0  # CPU time of a worker to hand a batch over, before it is there
     take: float = 0.0  # CPU time of the loop to take a batch
     around: float = 0.0  # CPU time of the loop's own in a step: it reads the clock, too
@@ -58,14 +54,6 @@ class Load:
     side_stream: bool = False  # whether copies have a queue of their own
     ahead: int = RUN_AHEAD  # of a device of its own: 0 where the host waits for each step
     host_threads: int = 1  # cores that the step takes while it computes
-    # CPU time for which each of the step's other threads spins after it, for the next to be there
-    # sooner; on a core that is free this costs nothing (OpenMP's GOMP_SPINCOUNT, KMP_BLOCKTIME)
-    spin: float = 0.0
-
-
-def coldness(waited: float | np.ndarray) -> np.ndarray:
-    """Return how much of the cost of a cold start is due (0 to 1) after a wait (s)."""
-    return 1 - np.exp(-((np.asarray(waited) / COOLS_S) ** 2))
 
 
 class Part(NamedTuple):
@@ -82,7 +70,6 @@ class Summary(NamedTuple):
     throughput: float  # samples/s
     utilization: float
     cores_busy: float  # share of all core time
-    stretch: float  # time of a CPU's steps over what they take on cores of their own
 
 
 @dataclass(eq=False)
@@ -110,12 +97,9 @@ class Simulation:
             [Part(wait, cpu) for wait, cpu in zip(waits, cpus, strict=True)]
             for waits, cpus in zip(work.waits.tolist(), work.cpus.tolist(), strict=True)
         ]
-        lump = 1.0 if work.waits.shape[1] <= 2 else ONE_BY_ONE
-        self.idle = (lump * work.waits.sum(axis=1)).tolist()  # of a loop that waits by itself
         self.now = 0.0
         self.virtual = 0.0
         self.core_time = 0.0  # of all cores together
-        self.step_work = 0.0  # CPU time of the steps so far
         self.copied = 0.0  # when the last copy to the device ends
         # (when, order, process, CPU time that follows, threads)
         self.timers: list[tuple[float, int, int, float, int]] = []
@@ -125,7 +109,7 @@ class Simulation:
         self.queues: list[deque[int]] = [deque() for _ in workers]
         self.arrived: deque[int] = deque()
         self.asleep: set[int] = set()
-        self.processes = [self._loop(), *map(self._worker, workers), self._spinning()]
+        self.processes = [self._loop(), *map(self._worker, workers)]
 
     def run(self) -> Self:
         """Simulate it to its end; return itself, with what came."""
@@ -146,11 +130,9 @@ class Simulation:
         if wall <= 0:
             raise CannotPredict("only one step, or none that takes time: give it more steps")
         busy = sum(self.end[first:]) - sum(self.begin[first:])
-        stepped = sum(self.end) - sum(self.begin[:steps])
-        stretch = stepped / self.step_work if self.step_work else 1.0
         cores_busy = self.core_time / (self.now * self.cores)
         rate = (steps - first) * batch_size / wall
-        return Summary(rate, busy / wall, cores_busy, stretch)
+        return Summary(rate, busy / wall, cores_busy)
 
     def _advance(self) -> None:
         """Go to the next moment at which something ends."""
@@ -167,8 +149,7 @@ class Simulation:
         self.now = moment
         if timer < done:
             _, _, process, cpu, threads = heapq.heappop(self.timers)
-            asleep = max(0.0, 1 - self.running / self.cores)  # share of the cores
-            self._compute(process, cpu * (1 + self.work.chill * asleep), threads)
+            self._compute(process, cpu, threads)
         else:
             _, _, process, threads = heapq.heappop(self.computing)
             self.running -= threads
@@ -215,8 +196,6 @@ class Simulation:
         for batch in range(ahead):
             self._ask(batch)
         for batch, parts in enumerate(self.parts):
-            asked = self.now
-            waited = self.idle[batch]
             if not self.workers:
                 yield from parts
             while self.workers and batch not in there:
@@ -225,37 +204,26 @@ class Simulation:
                 there.add(self.arrived.popleft())
                 yield Part(0.0, self.work.take)
             if self.workers:  # data is endless: the last batches come under the same load
-                waited = self.now - asked
                 self._ask(ahead + batch)
-            yield from self._step(batch, waited)
-
-    def _spinning(self) -> Iterator[Part | None]:
-        """Have the step's other threads spin when it is over, until they give up."""
-        while self.work.spin:
-            yield None
-            yield Part(0.0, self.work.spin, self.work.host_threads - 1)
+            yield from self._step(batch)
 
     def _ask(self, batch: int) -> None:
         self.queues[batch % self.workers].append(batch)
         self._wake(1 + batch % self.workers)
 
-    def _step(self, batch: int, waited: float) -> Iterator[Part]:
+    def _step(self, batch: int) -> Iterator[Part]:
         """Have the CPU compute a batch, or a GPU, which may still be at earlier ones."""
         if self.work.around:
             yield Part(0.0, self.work.around)
         if self.work.gpu is None:
-            yield from self._on_cores(batch, waited)
+            yield from self._on_cores(batch)
         else:
             yield from self._on_gpu(batch, self.work.gpu)
 
-    def _on_cores(self, batch: int, waited: float) -> Iterator[Part]:
+    def _on_cores(self, batch: int) -> Iterator[Part]:
         self.begin.append(self.now)
-        cpu = self.host[batch] + self.work.cold * float(coldness(waited))
-        spins = self.workers + 1 not in self.asleep  # these threads have a core already
-        yield Part(0.0, cpu, 1 if spins else self.work.host_threads)
+        yield Part(0.0, self.host[batch], self.work.host_threads)
         self.end.append(self.now)
-        self.step_work += cpu
-        self._wake(self.workers + 1)
 
     def _on_gpu(self, batch: int, gpu: GpuWork) -> Iterator[Part]:
         end = self.end

@@ -73,7 +73,7 @@ _costs_of = functools.lru_cache(maxsize=4)(RunCosts)
 
 @functools.lru_cache(maxsize=256)  # a slider asks many changes of one run
 def _simulated(known: RunCosts, target: Pipeline, step: float) -> np.ndarray:
-    """Return the `Summary` of each simulated run (4, DRAWS).
+    """Return the `Summary` of each simulated run (3, DRAWS).
 
     A step takes `step` times what it took in the measured run.
     """
@@ -105,7 +105,7 @@ def predict(run: RunData, **changes: Setting) -> Prediction:
             raise CannotPredict(
                 "sending a batch from a worker was not measured: run it with num_workers=1"
             )
-        rates, shares, cores, _ = _simulated(known, target, step)
+        rates, shares, cores = _simulated(known, target, step)
     except CannotPredict as why:
         return Prediction(changes, cannot=f"cannot predict: {why}.", why=str(why))
     # What the model misses in the run itself, of which half stays: its root

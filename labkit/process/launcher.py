@@ -42,18 +42,16 @@ class Handle:
     deadline = 0.0  # of a standby
     is_over = False
 
-    def __init__(self, module: str, after: list[str] | None = None):
-        """Make the run's folder; `module` measures, `after` is a command to start in the end."""
+    def __init__(self, module: str):
+        """Make the run's folder; `module` measures."""
         self.folder = folders.new_run()
         self.surroundings = surroundings()
         python = [sys.executable, "-u", "-m"]
         self.plan = Order(
             kernel_pid=os.getpid(),
             system=family.this_system(),
-            idle_s=None,
             bench=[*python, module, str(self.folder)],
             telemetry=[*python, "labkit.instruments.telemetry"],
-            after=after,
         )
 
     def start(self, idle_s: float | None = None) -> None:
@@ -152,16 +150,16 @@ def surroundings() -> tuple:
 
 
 @contextlib.contextmanager
-def starting(module: str, after: list[str] | None) -> Iterator[Handle]:
+def starting(module: str) -> Iterator[Handle]:
     """Give a handle to begin a run with: the standby where it fits, else one that is cold."""
     with _choosing:
         runs[:] = [handle for handle in runs if handle.alive()]
         leftovers.clear(folders.home() / "runs")
         handle = _taken()
-        if handle and not ((module, after) == (BENCH, None) and handle.fits()):
+        if handle and not (module == BENCH and handle.fits()):
             handle.discard()  # its import would disturb the run that starts now
             handle = None
-        handle = handle or Handle(module, after)
+        handle = handle or Handle(module)
         try:
             yield handle
         except BaseException:

@@ -25,7 +25,7 @@ class Output:
         self.fd = fd
         self.path = path
         self.data = bytearray()  # the end of it
-        self.left_out = 0  # bytes before that
+        self.is_cut = False  # whether there was more before that
 
     def read(self) -> bytes | None:
         """Take what is there, and return it; as `read_now` does."""
@@ -33,17 +33,17 @@ class Output:
         self.data += data or b""
         surplus = max(0, len(self.data) - MOST_BYTES)
         del self.data[:surplus]
-        self.left_out += surplus
+        self.is_cut |= surplus > 0
         return data
 
     def finish(self) -> None:
-        """Take what is left, and write the file without secrets; it tells how much is left out."""
+        """Take what is left, and write the file without secrets; it says if some is left out."""
         while self.read():
             pass
         text = self.data.decode(errors="surrogateescape")
-        if self.left_out:  # whole lines only: a part of a secret is not known for one
+        if self.is_cut:  # whole lines only: a part of a secret is not known for one
             _, _, whole = text.partition("\n")
-            text = f"... {self.left_out} bytes and more left out ...\n{whole}"
+            text = f"... more was left out ...\n{whole}"
         said = masked(text, secrets_in(os.environ)).encode(errors="surrogateescape")
         with contextlib.suppress(OSError), open(self.path, "wb", opener=private) as file:
             file.write(said)  # but on a full disk

@@ -17,12 +17,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 from labkit.process import family, leftovers
 from labkit.process.leftovers import delete_run
 from labkit.process.output import Output, read_now
-from labkit.stamps.events import SPEC_NAME, EventLog, private
+from labkit.stamps.events import SPEC_NAME, EventLog
 from labkit.stamps.step_ring import DRAIN_S, Drain
 
 GRACE_S = 1.0  # between asking the bench to stop and killing it
@@ -77,12 +76,6 @@ class Supervisor:
         how = {"stop": None, "why": why} if why else {"stop": self.cause}
         log.write("end", **how, code=self.code)
         leftovers.remove_tools(self.folder)
-        if (
-            self.plan["after"] and self.bench and self.cause not in (GONE, UNGUARDED)
-        ):  # with its service's keys
-            path = f"{self.folder}/after.log"
-            with contextlib.suppress(OSError), open(path, "wb", opener=private) as out:
-                self._popen(self.plan["after"], out, None, subprocess.DEVNULL)
 
     def stop(self, cause: str) -> None:
         """Ask the bench to end; it is killed when its grace is over."""
@@ -113,7 +106,7 @@ class Supervisor:
         return None
 
     def _popen(
-        self, argv: list[str], out: int | BinaryIO, env: dict | None, stdin: int
+        self, argv: list[str], out: int, env: dict[str, str], stdin: int
     ) -> subprocess.Popen:
         child = subprocess.Popen(
             argv,

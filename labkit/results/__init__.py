@@ -1,1 +1,1 @@
-"""Results: Run, Ranks, Measurements, Sweep, and the records that hold them."""
+"""Results: what the logs of a Run, Ranks and Measurements say, and the records that hold them."""

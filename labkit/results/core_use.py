@@ -5,12 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from labkit.results.readings import mean_of
 from labkit.results.run_data import RunData
-
-# Share of time in which other programs had the core of the model's thread, or computed on its GPU
-# (NVML, per process), from which a run's times may be theirs
-FOREIGN_LOAD = 0.20
 
 
 @dataclass(frozen=True)
@@ -42,8 +37,7 @@ class CoreUse:
     def of(cls, run: RunData, ranks_cores: float = 0.0) -> CoreUse:
         """Return what was recorded of a run; other ranks of the same job used `ranks_cores`."""
         cores = run.machine.cpu_cores
-        read = (mean_of(run, key) for key in ("own_cpu", "cpu", "line_cpu", "cpus"))
-        own, everyone, in_line, here = read
+        own, everyone, in_line, here = map(run.mean_reading, ("own_cpu", "cpu", "line_cpu", "cpus"))
         if own is None or everyone is None or not here:
             return cls(cores)
         spare = max(0.0, here - (cores or here))  # who is on cores beyond the run's takes nothing

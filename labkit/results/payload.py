@@ -6,11 +6,15 @@ child; no record ever holds one.
 
 from __future__ import annotations
 
+import importlib
+import io
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import cloudpickle
 
@@ -19,6 +23,23 @@ from labkit.stamps.events import private
 
 PAYLOAD = "user.pkl"
 MAX_BYTES = 512 * 2**20
+
+
+class ByName(cloudpickle.Pickler):
+    """Sends a module of a class of its own, such as torch.backends.cudnn, by its name."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how such a module is made again; leave everything else to cloudpickle."""
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+            return importlib.import_module, (obj.__name__,)
+        return super().reducer_override(obj)
+
+
+def dumps(part: object) -> bytes:
+    """Return the pickle of a user's object."""
+    pickled = io.BytesIO()
+    ByName(pickled).dump(part)
+    return pickled.getvalue()
 
 
 @dataclass(frozen=True)
@@ -33,14 +54,14 @@ class Source:
         """Make a Source; ValueError names what cannot be sent, and what to do `instead`."""
         for part_name, part in parts.items():
             try:
-                cloudpickle.dumps(part)
+                dumps(part)
             except Exception as error:  # whatever the user's objects raise
                 raise ValueError(
                     f"{part_name} ({type(part).__name__}) cannot be sent to a process of its own: "
                     f"{type(error).__name__}: {error}. Open files and locks when they are first "
                     f"used, or {instead}."
                 ) from None
-        payload = cloudpickle.dumps(dict(parts))
+        payload = dumps(dict(parts))
         if len(payload) > MAX_BYTES:
             size = f"{len(payload) / 2**20:.0f} MiB (at most {MAX_BYTES // 2**20})"
             raise ValueError(f"what is sent to every run holds {size}: {instead}.")

@@ -34,7 +34,7 @@ class RanksData(LogData):
     """A distributed run at one moment: `runs[1]` is a rank's own, `len(runs)` how many began."""
 
     NUMBERS = (
-        *LogData.NUMBERS, "failed_rank", "world_size", "no_sync", "starve", "steps", "throughput"
+        *LogData.NUMBERS, "world_size", "starve", "steps", "throughput"
     )  # fmt: skip
 
     def __init__(self, path: Path, *, recorded: bool = False):
@@ -104,14 +104,8 @@ class RanksData(LogData):
     # Number of ranks that were asked for
     world_size: int = fact("spec", "ranks", default=0)
 
-    # Whether gradients are exchanged for updates only
-    no_sync: bool = fact("spec", "no_sync", default=False)
-
     # {rank: {knob: value}} of the ranks whose loader was set otherwise
     starve: dict[str, Settings] = fact("spec", "starve", default={})
-
-    # The rank whose failure ended the run
-    failed_rank: int | None = fact("error", "failed_rank")
 
     # What was measured
 
@@ -119,12 +113,6 @@ class RanksData(LogData):
     def steps(self) -> int:
         """Steps that every rank has done, warm-up included."""
         return min((run.steps for run in self.runs.values()), default=0)
-
-    @cached_property
-    def loss(self) -> list[float]:
-        """The mean loss over the ranks, per step: that of the joined batch."""
-        losses = zip(*(run.loss for run in self.runs.values()), strict=False)
-        return [float(np.mean(of_step)) for of_step in losses]
 
     @property
     def throughput(self) -> float | None:
@@ -230,6 +218,6 @@ def rank_times(runs: Mapping[int, RunData]) -> pandas.DataFrame | None:
 
 def delays_of(runs: Iterable[RunData | RanksData]) -> str:
     """Return the simulated delays behind the runs' numbers; "" if there are none."""
-    measured = [run for run in runs if run.throughput is not None]
-    found = dict.fromkeys(run.pipeline.simulated_delay or "none" for run in measured)
+    delays = (run.pipeline.simulated_delay or "none" for run in runs if run.throughput is not None)
+    found = dict.fromkeys(delays)
     return "" if found.keys() <= {"none"} else f"simulated delay: {' / '.join(found)}"

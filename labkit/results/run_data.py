@@ -14,7 +14,6 @@ from labkit.knobs import as_typed
 from labkit.quotas import GIB
 from labkit.results.device_peaks import Peak, peak
 from labkit.results.log_data import LogData, fact
-from labkit.results.readings import readings_of
 from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.results.workers import LoaderWorkers
 from labkit.spec import PX, STEPS, Pipeline
@@ -129,6 +128,26 @@ class RunData(LogData):
     def telemetry(self) -> list[Event]:
         """The instruments' samples, each with `t_ns`; gaps are None."""
         return self.all("telemetry")
+
+    def readings(self, key: str, since: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+        """Return what the telemetry has of a metric from `since` (s) to the end of the last step.
+
+        Moments (n,), s, and values (n,), NaN where there is a gap.
+        """
+        read = [
+            (each["t_ns"], (each.get("gpm") or {}).get(key, each.get(key)))
+            for each in self.telemetry
+        ]
+        table = np.array(read, dtype=float).reshape(-1, 2)  # None is NaN
+        moments = self.seconds(table[:, 0])
+        inside = (moments >= since) & (moments <= self.length_s) & (self.steps > 0)
+        return moments[inside], table[inside, 1]
+
+    def mean_reading(self, key: str, since: float = 0.0, fewest: int = 1) -> float | None:
+        """Return the mean of a metric; None where there are fewer readings than `fewest`."""
+        _, values = self.readings(key, since)
+        known = values[np.isfinite(values)]
+        return float(known.mean()) if len(known) >= fewest else None
 
     @property
     def first_steps(self) -> list[int]:
@@ -319,7 +338,7 @@ class RunData(LogData):
     @property
     def energy_j(self) -> float | None:
         """Energy the card used while training, from its own counter; None where it has none."""
-        _, joules = readings_of(self, "energy_j")
+        _, joules = self.readings("energy_j")
         counts = joules[np.isfinite(joules)]
         return float(np.ptp(counts)) if len(counts) > 1 else None
 

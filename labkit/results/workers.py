@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from labkit.results.run_data import RunData
 
 MOMENTS = ["start", "fetched", "ready"]  # of a batch
-NAMED = 3  # of the slowest items
-MAIN = -1  # in place of a worker's number: the main process, of a loader without workers
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,6 @@ class Hang:
     """A stretch to the end of the record in which nothing moved."""
 
     worker: int | None  # that held the loop up; None: its own process
-    index: int | str | None  # of the item
     seconds: float  # how long it lasted, as far as is known
 
 
@@ -77,8 +74,9 @@ class LoaderWorkers:
         """
         import pandas
 
+        width = len(BatchRow._fields)  # older records have more
         rows = [
-            (event["worker"], event["pid"], event.get("threads") or 0, *row)
+            (event["worker"], event["pid"], event.get("threads") or 0, *row[:width])
             for event in self.run.all("items")
             if event.get("batches") and fits(event, "worker_items")
             for row in event["batches"]
@@ -91,14 +89,6 @@ class LoaderWorkers:
         table[MOMENTS] = (table[MOMENTS] - zero_ns) / 1e9  # between two passes as well
         return table
 
-    @property
-    def slowest(self) -> str:
-        """The slowest items of all workers, in words; not of a process's first batch."""
-        items: Any = self.batches[self.batches.done > 0]
-        items = items.nlargest(NAMED, "slow_ns")
-        pairs = zip(items.slow_index, items.slow_ns / 1e6, strict=True)
-        return ", ".join(f"{index} ({ms:.0f} ms)" for index, ms in pairs)
-
     @cached_property
     def hang(self) -> Hang | None:
         """The hang that the run ended in; None where it went on."""
@@ -110,7 +100,7 @@ class LoaderWorkers:
             return None
         ended_ns = (self.run.event("end") or seen).get("t_ns", seen_ns)
         seconds = seen["seconds"] + max(ended_ns - seen_ns, 0) / 1e9
-        return Hang(seen.get("worker"), seen.get("index"), seconds)
+        return Hang(seen.get("worker"), seconds)
 
     def __repr__(self) -> str:
         if not self:

@@ -11,7 +11,6 @@ import csv
 import functools
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,12 +40,6 @@ class Rule(NamedTuple):
     of: Rule | None  # each value in a list or an object
 
 
-def is_sound(event: object) -> bool:
-    """Return whether a line is an event, with what readers rely on as the table has it."""
-    name = event.get("event") if isinstance(event, dict) else None
-    return isinstance(name, str) and fits(event, name)
-
-
 def fits(values: object, shape: str) -> bool:
     """Return whether `values` has what the table says of an event, or of a part of one.
 
@@ -66,7 +59,8 @@ def fits(values: object, shape: str) -> bool:
 
 def fields_in(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is said of the fields of a dataclass; keys of other versions are left out."""
-    return {each.name: values[each.name] for each in fields(kind) if each.name in values}
+    known = kind.__dataclass_fields__
+    return {name: value for name, value in values.items() if name in known}
 
 
 def _keeps(rule: Rule | None, value: Any) -> bool:

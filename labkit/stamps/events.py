@@ -66,8 +66,7 @@ class EventLog:
         """Append one finished line of JSON, or several."""
         if self._pid != os.getpid():
             return
-        torn = "\n" if self.error else ""  # the last line may be
-        data = f"{torn}{line}\n".encode()
+        data = f"{line}\n".encode()
         try:
             with self._opened() as file:
                 while data:

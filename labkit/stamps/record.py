@@ -16,7 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
 
-from labkit.stamps.event_shapes import is_sound
+from labkit.stamps.event_shapes import fits
 from labkit.stamps.events import FILE_NAME, VERSION
 from labkit.stamps.plain_file import BROKEN, Unreadable, opened, unpacked
 from labkit.text import one_line, printable, with_texts
@@ -152,26 +152,24 @@ def event_on(line: bytes) -> Event | None:
         event = None
         if torn == 0 or not line.strip():
             return None
-    if not is_sound(event):
+    name = event.get("event") if isinstance(event, dict) else None
+    if not (isinstance(name, str) and fits(event, name)):
         raise NoEvent("not an event of a labkit record")
     return _as_text(event) if MAY_STEER.search(line) else event
 
 
 def _as_text(event: Any) -> Event:
     """Return an event whose texts, which are anybody's, are parts of one line, but for a few."""
-    texts = with_texts(event, one_line, one_line)
-    for key in OF_LINES:
-        if isinstance(event.get(key), str):
-            texts[key] = printable(event[key])
-    return texts
+    lines = {key: printable(event[key]) for key in OF_LINES if isinstance(event.get(key), str)}
+    return with_texts(event, one_line, one_line) | lines
 
 
 def _as_of_today(event: Event) -> Event:
     """Return an event of an older record, made before `lk.measure` was, as it is written today."""
     name = event["event"]
     if name == "measurement":
-        values = {"of": event["of"], **event["case"], **(event.get("values") or {})}
-        return {**event, "event": "row", "values": values}
+        values = {"of": event["of"]} | event["case"] | (event.get("values") or {})
+        return event | {"event": "row", "values": values}
     if name == "skipped":
         values = {"of": event["what"]}
         return {"event": "row", "values": values, "error": event["why"], "kind": "skipped"}

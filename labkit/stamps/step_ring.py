@@ -72,15 +72,12 @@ class StepRing:
 
     def __init__(self, folder: str | Path, slots: int = SLOTS):
         self.slots = slots
-        fd = private(os.path.join(folder, RING_NAME), os.O_RDWR | os.O_CREAT)
-        try:
-            blank = bytes(slots * SLOT.size)  # written, so that no page fault is left for the loop
-            if os.write(fd, blank) < len(blank):
-                os.ftruncate(fd, 0)  # leaves room to say so
+        blank = bytes(slots * SLOT.size)  # written, so that no page fault is left for the loop
+        with open(Path(folder) / RING_NAME, "w+b", buffering=0, opener=private) as file:
+            if file.write(blank) < len(blank):
+                file.truncate(0)  # leaves room to say so
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), RING_NAME)
-            self.page = shared_page(fd, len(blank))
-        finally:
-            os.close(fd)
+            self.page = shared_page(file.fileno(), len(blank))
         # Cold caches: storing nine words so takes a loop 4 µs, Struct.pack_into 7
         self.words = self.page.cast("q")
         self.reals = self.page.cast("d")
@@ -127,11 +124,15 @@ class Drain:
         words = self.page.cast("q")
         at = self.next % (len(words) // WORDS) * WORDS
         number = words[at + LAST]  # of a later one, where the ring went round meanwhile
-        step = step_in(self.page, at)
+        slot = SLOT.unpack_from(self.page, at * words.itemsize)
         if number <= self.next or words[at + FIRST] != number:
             return None
         self.next = number
-        return step
+        device, stamps = slot[:FIRST], slot[ASKED:SAMPLES]
+        on_device = device if device[-1] else NO_DEVICE
+        return FinishedStep(
+            number - 1, stamps, slot[SAMPLES], slot[LOSS], on_device, slot[CPU], slot[BYTES]
+        )
 
     def remove(self) -> None:
         """Drain what is left and remove the ring. Call it once the loop's process is gone."""
@@ -148,13 +149,6 @@ def _whole(path: Path) -> memoryview | None:
         size = os.fstat(file.fileno()).st_size
         is_whole = size in (SLOTS * SLOT.size, FEW_SLOTS * SLOT.size)
         return shared_page(file.fileno(), size) if is_whole else None
-
-
-def step_in(page: memoryview, at: int) -> FinishedStep:
-    """Return the step whose slot begins at a word of a ring."""
-    *device, first, t0, t1, t2, t3, samples, cpu_ns, size, loss, _ = SLOT.unpack_from(page, at * 8)
-    on_device = tuple(device) if device[3] else NO_DEVICE
-    return FinishedStep(first - 1, (t0, t1, t2, t3), samples, loss, on_device, cpu_ns, size)
 
 
 def recover(folder: str | Path) -> None:

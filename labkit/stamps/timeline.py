@@ -11,13 +11,12 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from labkit.stamps.events import EventLog, now_ns
-from labkit.stamps.step_ring import FinishedStep, StepRing
+from labkit.stamps.step_ring import FinishedStep
 
 # The thread's CPU clock is a system call: two readings cost a loop with cold caches 11 to 26 µs.
 # So it is read in every step that takes a few milliseconds, and in one of many shorter ones.
@@ -240,10 +239,9 @@ class DeviceTimeline:
 
 
 def make_timeline(
-    log: EventLog, folder: Path, device: torch.device
+    log: EventLog, add: AddStep, device: torch.device
 ) -> HostTimeline | DeviceTimeline:
-    """Return the timeline that fits `device`, writing to the run in `folder`."""
-    add = StepRing(folder).add
+    """Return the timeline that fits `device`, and hands each step to `add`."""
     if device.type == "cpu":
         return HostTimeline(add)
     if device.type == "cuda":

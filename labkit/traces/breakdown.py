@@ -30,7 +30,7 @@ CLASSES = (  # of the time of a step, in the order of priority
 )
 
 GRAPHS = "CUDA graphs were launched: some profilers miss the kernels inside them."  # a note
-LISTED = 6  # kernels that changed most
+LISTED = 6  # kernels that took most time, or changed most
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,10 +110,8 @@ class Breakdown(Result):
         """Return everything as JSON-ready values, under the attributes' names."""
         return self.recorded() | {"shares": self.shares, "utilization": self.utilization}
 
-    def compare(self, after: Result) -> TraceComparison:
-        """Return what changed from this trace to `after`, another of one rank."""
-        if not isinstance(after, Breakdown):
-            raise TraceError("What holds several ranks is not compared: compare one of its .ranks.")
+    def compare(self, after: Breakdown) -> TraceComparison:
+        """Return what changed from this trace to `after`, another of one rank, else TraceError."""
         return TraceComparison(self, after)
 
     def timeline(self, start_ms: float | None = None, end_ms: float | None = None) -> Figure:
@@ -121,7 +119,7 @@ class Breakdown(Result):
 
         Or from `start_ms` to `end_ms` after the start of the first step.
         """
-        from labkit.view.analysis_figures import draw_timeline
+        from labkit.view.run_figure import draw_timeline
 
         return draw_timeline(self.source, self.lanes, start_ms, end_ms)
 
@@ -141,10 +139,19 @@ class Breakdown(Result):
         return serve(Path(self.path))
 
     def plot(self) -> Figure:
-        """Draw the average step as bars."""
-        from labkit.view.analysis_figures import draw_trace
+        """Draw the average step as bars; one without device activity has no idle gaps."""
+        import pandas
 
-        return draw_trace(self)
+        from labkit.view.rows_figure import plot
+
+        rows = [(words_of(name), us, "time of a step") for name, us in self.class_us.items()]
+        rows += [(f"idle: {words_of(name)}", us, "idle") for name, us in self.idle.items()]
+        for place, each in enumerate(self.top_kernels[:LISTED], 1):  # names begin alike
+            us = each["total_us"] / self.steps
+            rows.append((f"{place}. {each['name'][:40]}", us, "top kernels"))
+        table = pandas.DataFrame([row for row in rows if row[1]], columns=["name", "ms", "what"])
+        table["ms"] /= 1e3
+        return plot(table, "name", "ms", "what", title=self.table().title)
 
     def table(self) -> Table:
         """Return the classes of the step, and below them idle time, Tensor Cores and notes."""
@@ -186,6 +193,11 @@ class TraceComparison(Result):
     before: Breakdown
     after: Breakdown
 
+    def __post_init__(self) -> None:
+        for each in (self.before, self.after):
+            if not isinstance(each, Breakdown):
+                raise TraceError("What holds several ranks is not compared: give one of its files.")
+
     @property
     def headline(self) -> str:
         """Say how the step and its busy share changed."""
@@ -213,10 +225,14 @@ class TraceComparison(Result):
         return table.loc[[*CLASSES, *kernels.index]]
 
     def plot(self) -> Figure:
-        """Draw what changed, as bars."""
-        from labkit.view.analysis_figures import draw_comparison
+        """Draw the average step of both by class."""
+        import pandas
 
-        return draw_comparison(self)
+        from labkit.view.run_figure import draw_stacks
+
+        times_us = pandas.DataFrame({"before": self.before.class_us, "after": self.after.class_us})
+        widths = times_us.rename(words_of).T / 1e3
+        return draw_stacks(self.table().title, [], widths, "ms of the average step")
 
     def to_dict(self) -> dict[str, object]:
         """Return both traces' sources and the changes."""

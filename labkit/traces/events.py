@@ -169,9 +169,8 @@ def _row(event: Json, texts: dict[str, int]) -> tuple[int, ...]:
     start = _nanoseconds(event.get("ts"))
     end = start + _nanoseconds(event.get("dur"), least=0)
     arguments = event.get("args") or {}
-    process = event.get("pid")
-    if not isinstance(arguments, dict) or isinstance(process, (dict, list)):
-        raise ValueError("its 'args' or 'pid' has the wrong type")
+    if not isinstance(arguments, dict):
+        raise ValueError("its 'args' has the wrong type")
     if len(texts) > MOST_NAMES:
         raise ValueError(f"there are {MOST_NAMES:,} other names")
     return (
@@ -180,7 +179,7 @@ def _row(event: Json, texts: dict[str, int]) -> tuple[int, ...]:
         _identifier(arguments.get("correlation")),
         _identifier(arguments.get("External id") or arguments.get("external id")),
         texts.setdefault(str(event["name"])[:LONGEST_NAME], len(texts)),
-        texts.setdefault(str(process)[:LONGEST_PLACE], len(texts)),
+        texts.setdefault(str(event.get("pid"))[:LONGEST_PLACE], len(texts)),
         kind,
     )
 

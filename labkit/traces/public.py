@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.knobs import check_names
 from labkit.process.folders import part
 from labkit.results.templates import entries
 from labkit.stamps.folder_rights import private
@@ -52,8 +53,7 @@ def public_trace(name: str | None = None) -> Breakdown | RankTraces | pandas.Dat
 
         listed = pandas.DataFrame.from_dict(known, orient="index").rename_axis("name").reset_index()
         return listed[LISTED].assign(here=[_here(each) is not None for each in known.values()])
-    if name not in known:
-        raise ValueError(f"Unknown trace {name!r}; available: {', '.join(known)}.")
+    check_names([name], known, "trace")
     wanted = known[name]
     source = f"{name}: {wanted['hardware']}, {wanted['repository']}"
     try:

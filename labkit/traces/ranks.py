@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from labkit.results.result import Result, Table
 from labkit.traces.breakdown import Breakdown
-from labkit.traces.file import TraceError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,16 +32,6 @@ class RankTraces(Result):
     source: str
     ranks: tuple[Breakdown, ...]
     notes: list[str] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.ranks)
-
-    def __getitem__(self, index: int) -> Breakdown:
-        return self.ranks[index]
-
-    def compare(self, after: object) -> NoReturn:
-        """Refuse: one rank is compared with another."""
-        raise TraceError(f"{self.source!r} holds several ranks: compare one of its .ranks.")
 
     def _collectives(self) -> tuple[int | None, float, float]:
         """Return who is in collectives for least time, for how long, and the others' median.
@@ -74,7 +63,7 @@ class RankTraces(Result):
 
     def timeline(self) -> Figure:
         """Draw when the first rank and the straggler computed and were in collectives."""
-        from labkit.view.analysis_figures import draw_timeline
+        from labkit.view.run_figure import draw_timeline
 
         shown = [each for each in self.ranks if each.rank in (self.ranks[0].rank, self.straggler)]
         began_ns = min(each.began_ns for each in shown)
@@ -85,10 +74,6 @@ class RankTraces(Result):
             if kind in each.lanes
         }
         return draw_timeline(self.source, lanes)
-
-    def plot(self) -> Figure:
-        """Draw the timeline; the table has every rank's average step."""
-        return self.timeline()
 
     def to_dict(self) -> dict[str, object]:
         """Return the straggler, and what each rank's `to_dict` returns."""
@@ -114,7 +99,7 @@ class RankTraces(Result):
         return Table(
             rows,
             head=("rank", "step", *RANK_COLUMNS.values()),
-            title=f"Traces {self.source}: {len(self)} ranks; {self.headline}",
+            title=f"Traces {self.source}: {len(self.ranks)} ranks; {self.headline}",
             foot=[f"note: {note}" for note in self.notes],
             left=(),
             bold=[row for row, each in enumerate(self.ranks) if each.rank == late],

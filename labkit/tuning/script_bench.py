@@ -25,17 +25,18 @@ import psutil
 
 from labkit.api import Run
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.watched_script import judge_runs, runs_in
+from labkit.diagnosis.several_runs import judge_runs, runs_in
+from labkit.instruments.loader_knobs import in_flight
 from labkit.knobs import Settings
 from labkit.process import folders
-from labkit.process.family import LINUX, MARK, descendants, die_with, end_marked, exit_name
+from labkit.process.family import MARK, descendants, end_marked, exit_name
 from labkit.process.leftovers import remove_segments
 from labkit.results.run_data import RunData
 from labkit.spec import LOADER_KNOBS
-from labkit.stamps.events import now_ns
 from labkit.stamps.interrupts import held
 from labkit.tuning.search_result import THREADS, Tuning
-from labkit.tuning.trial import Outcome, Trial, in_flight, of_loader
+from labkit.tuning.trial import Outcome, Trial, of_loader
+from labkit.watching.foreground import started
 from labkit.watching.headroom import KEPT_BATCHES
 from labkit.watching.run_folders import folders_in, hooked
 from labkit.watching.trial_hook import Order
@@ -74,11 +75,10 @@ class ScriptBench:
 
     def look(self, tuning: Tuning) -> None:
         """Run the script as it is, and begin `tuning`; RuntimeError where nothing can be tried."""
-        begun_ns = now_ns()
         with scratch_folder(dir=folders.home()) as folder:
             outcome = self._run(folder, {})
             runs = runs_in(Path(folder))
-            judged = judge_runs(runs, begun_ns, now_ns())
+            judged = judge_runs(runs)
         loop = self.loop
         if loop is None or outcome.error:
             raise RuntimeError(outcome.error)
@@ -91,7 +91,7 @@ class ScriptBench:
         self.epochs = len(loop.first_steps) > 1
         tuning.loader = Path(self.site).name
         tuning.code = LoopCode.of(loop.loop.get("code"), trainer=bool(loop.loop.get("trainer")))
-        tuning.verdict = judged and judged.ranks.verdict
+        tuning.verdict = judged and judged[1]
         tuning.start = of_loader(knobs_of(loop))
         tuning.unit = "samples/s" if "batch_size" in knobs_of(loop) else "batches/s"
         tuning.tried = [Trial(dict(tuning.start), outcomes=[outcome])]
@@ -116,18 +116,28 @@ class ScriptBench:
             env |= {MARK: folder, "LABKIT_TUNE_DIR": scratch}
             if threads := knobs.get("library_threads"):
                 env |= dict.fromkeys(THREADS, str(threads))
-            script = Script(self.command, Path(folder), env=env, cwd=self.cwd, stdout=output)
+            self.loop = None
+            script = started(
+                self.command,
+                env=env,
+                cwd=self.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
             try:
-                timed = self._follow(script, rate)
+                is_timed = self._follow(script, Path(folder), rate)
                 failed = why_it_failed(output, script.poll())
             finally:
                 with held():  # a second Ctrl-C would leave its workers
-                    script.stop()
+                    stop(script, pid_of(self.loop) if self.loop else script.pid, folder)
         seconds = time.monotonic() - begun_s
         others = max(0.0, others_busy_s() - busy_s) / seconds / (psutil.cpu_count() or 1)
-        self.loop = loop = timed or self._loop(runs_in(script.folder))
+        if not is_timed:
+            self.loop = self._loop(runs_in(Path(folder)))
+        loop = self.loop
         steps_ms = [] if loop is None else self._steps_ms(loop)
-        if loop and (timed or len(steps_ms) >= FEWEST_STEPS):
+        if loop and (is_timed or len(steps_ms) >= FEWEST_STEPS):
             return Outcome(rate_of(loop, steps_ms), seconds=seconds, others=others)
         if loop is not None:
             failed = (
@@ -137,27 +147,26 @@ class ScriptBench:
             )
         return Outcome(error=failed, seconds=seconds, others=others)
 
-    def _follow(self, script: Script, rate: float) -> RunData | None:
-        """Return the training loop once it has been timed; None where it never is."""
+    def _follow(self, script: subprocess.Popen[Any], folder: Path, rate: float) -> bool:
+        """Follow the training loop, `loop`, until it has been timed; return whether it ever was."""
         runs: dict[Path, Run] = {}
         begun_s = time.monotonic()
         until_s = begun_s + FIRST_STEP_S
-        while script.alive() and time.monotonic() < until_s:
+        while script.poll() is None and time.monotonic() < until_s:
             time.sleep(LOOK_S)
-            for each in folders_in(script.folder):
-                runs.setdefault(each, Run(each, script))
-            loop = self._loop(run.data for run in runs.values())
+            for each in folders_in(folder):
+                runs.setdefault(each, Run(each))
+            self.loop = loop = self._loop(run.data for run in runs.values())
             if loop is not None:
                 until_s = begun_s + FIRST_STEP_S + 10 * self.seconds
-                script.trainer = pid_of(loop)
                 if self._is_timed(loop, self._steps_ms(loop), rate):
-                    return loop
-        return None
+                    return True
+        return False
 
     def _loop(self, runs: Iterable[RunData]) -> RunData | None:
         """Return the longest loop that trains on a loader made in the place that is changed."""
-        trains = (run for run in runs if run.event("trains") and made_at(run))
-        there = (run for run in trains if made_at(run) == (self.site or made_at(run)))
+        trains = [run for run in runs if run.event("trains") and made_at(run)]
+        there = [run for run in trains if self.site in ("", made_at(run))]
         return max(there, key=lambda run: run.steps, default=None)
 
     def _steps_ms(self, loop: RunData) -> list[float]:
@@ -178,43 +187,21 @@ class ScriptBench:
         return took_s >= self.seconds * (1 if len(steps_ms) >= FEWEST_STEPS else LONGEST)
 
 
-class Script(subprocess.Popen[bytes]):
-    """A script that runs in a session of its own: the process behind its Run."""
+def stop(script: subprocess.Popen[Any], trainer: int, folder: str) -> None:
+    """Interrupt the process that trains as by a Ctrl-C; kill what of its run does not end.
 
-    def __init__(self, command: list[str], folder: Path, **how: Any):
-        """`folder` is for the records of its loops; `how` it runs is as of any Popen."""
-        us = os.getpid()
-        super().__init__(
-            command,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=(lambda: die_with(us)) if LINUX else None,
-            **how,
-        )
-        self.folder = folder
-        self.trainer = self.pid  # the process that trains, as far as that is known
-
-    def alive(self) -> bool:
-        """Whether it goes on."""
-        return self.poll() is None
-
-    def stop(self) -> None:
-        """Interrupt it as by a Ctrl-C; kill what does not end, and remove its shared memory."""
-        pids = {self.pid, *descendants(self.pid)}
-        if self.alive():
-            with contextlib.suppress(OSError):
-                os.kill(self.trainer, signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.wait(GRACE_S)
-        end_marked(self.folder, {self.pid})
-        self.kill()
-        self.wait()
-        remove_segments(pids)
-
-    def join(self) -> None:
-        """Wait for its end."""
-        self.wait()
+    The shared memory of all of them is removed.
+    """
+    pids = {script.pid, *descendants(script.pid)}
+    if script.poll() is None:
+        with contextlib.suppress(OSError):
+            os.kill(trainer, signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        script.wait(GRACE_S)
+    end_marked(folder, {script.pid})
+    script.kill()
+    script.wait()
+    remove_segments(pids)
 
 
 def made_at(loop: RunData) -> str:

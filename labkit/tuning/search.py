@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from labkit.knobs import Setting
-from labkit.prediction.prediction import WORKER_COUNTS
-from labkit.spec import PYTORCH_PREFETCH
+from labkit.prediction.prediction import LEAST_MAX_WORKERS, WORKER_COUNTS
+from labkit.results.hardware import Machine
+from labkit.spec import KNOBS, PYTORCH_PREFETCH
 from labkit.tuning.script_bench import ScriptBench
 from labkit.tuning.search_result import Tuning
 from labkit.tuning.trial import Outcome, Trial, cost, of_loader
@@ -41,19 +42,24 @@ class Search:
         self,
         found: Tuning,
         bench: TrialBench | ScriptBench,
+        here: Machine,
         *,
-        max_workers: int = 0,
-        on_card: bool = False,
+        max_workers: int | None = None,
         budget_s: float = math.inf,
     ):
         """Fill `found`, in which a start that has been measured is; nothing runs yet.
 
-        No change is tried for which less than `budget_s` from now is left.
+        Without `max_workers`, up to twice as many workers as there are cores `here` are tried, and
+        no change for which less than `budget_s` from now is left.
         """
+        most = max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
+        if max_workers is not None:
+            most = KNOBS["num_workers"].check(max_workers)
+        found.machine = here.line
         self.found = found
         self.bench = bench
-        self.counts = [count for count in WORKER_COUNTS if count <= max_workers]
-        self.on_card = on_card
+        self.counts = [count for count in WORKER_COUNTS if count <= most]
+        self.on_card = here.device.startswith("cuda")
         self.until_s = time.monotonic() + budget_s
         self.each: Callable[[Trial], object] = lambda _: None  # called when a trial has been run
 
@@ -85,8 +91,8 @@ class Search:
         finally:
             others = max((each.others for each in found.outcomes), default=0.0)
             if others > NEIGHBOURS:
-                worth = "only the pairs count" if found.pairs else "these numbers are doubtful"
-                found.notes.append(f"Other programs used up to {others:.0%} of the cores: {worth}.")
+                used = f"Other programs used up to {others:.0%} of the cores"
+                found.notes.append(f"{used}: only pairs of runs in turn count.")
             found.seconds = time.monotonic() - begun_s
         return found
 
@@ -192,9 +198,7 @@ class Search:
         """Return the best, or the start where that does not gain when both are run in turn."""
         found, start, best = self.found, self.start, self.best
         if best is start:
-            was_changed = any(not trial.is_bound for trial in found.tried[1:])
-            why = "nothing that was tried is faster" if was_changed else "no time to try a change"
-            found.stopped = found.stopped or why
+            found.stopped = found.stopped or "nothing that was tried is faster"
             return start
         if not found.command and best.rate >= (1 + SURE) * start.rate:
             return best

@@ -137,7 +137,16 @@ class Tuning(Result):
             "baseline": self.start,
             "baseline_throughput": self.tried[0].rate or None if self.tried else None,
             "best_throughput": self.winner.rate or None if self.winner else None,
-            "trials": [trial.to_dict() | {"gain": self._gain(trial)} for trial in self.tried],
+            "trials": [
+                {
+                    "changes": trial.changes,
+                    "knobs": trial.knobs,
+                    "error": trial.error,
+                    "throughput": trial.rate or None,
+                    "gain": self._gain(trial),
+                }
+                for trial in self.tried
+            ],
             "speedup_range": [min(self.pairs), max(self.pairs)] if self.pairs else None,
             "diagnosis": self.verdict.to_dict() if self.verdict else None,
         }
@@ -163,12 +172,11 @@ class Tuning(Result):
 
     def row(self, trial: Trial) -> tuple[str | None, ...]:
         """Return the cells of one trial."""
-        again = f" ({len(trial.rates)} runs)" if len(trial.rates) > 1 else ""
         gain = None if trial is self.tried[0] else self._gain(trial)
         said = "best" if trial is self.winner else ""
         return (
             trial.what,
-            f"{trial.rate:,.0f}{again}" if trial.rate else None,
+            f"{trial.rate:,.0f}" if trial.rate else None,
             f"{gain:.2f}x" if gain else None,
             (trial.error or said)[:CELL],
         )

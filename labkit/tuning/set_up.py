@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.instruments.loader_knobs import knobs_of
-from labkit.prediction.prediction import LEAST_MAX_WORKERS
+from labkit.knobs import Settings
 from labkit.results.hardware import check_device, machine
 from labkit.results.payload import Source
 from labkit.results.privacy import shown_command
-from labkit.spec import KNOBS, Pipeline
+from labkit.spec import Pipeline
 from labkit.tuning.improve import Improver
 from labkit.tuning.script_bench import ScriptBench
 from labkit.tuning.search import Search
 from labkit.tuning.search_result import Tuning
 from labkit.tuning.trial import of_loader
 from labkit.tuning.trial_bench import TrialBench
-from labkit.watching.loader_call import call_of, call_with
+from labkit.watching.loader_call import call_of
 
 IMPROVE_S = 2.0  # s that a run of the autopilot trains
 BATCH_SIZE = 32  # for a dataset that is given without one
@@ -41,47 +42,58 @@ def tuner(
     seconds: float,
 ) -> Search:
     """Return a search for a loader; raises ValueError on what cannot be tuned."""
-    here = machine()
-    most = _most_workers(here.cpu_cores)
-    if max_workers is not None:
-        most = KNOBS["num_workers"].check(max_workers)
-    notes = [f"Up to {most} workers were tried (max_workers)."]
-    own = knobs_of(what)  # of a DataLoader
-    source = None
+    size = {} if batch_size is None else {"batch_size": batch_size}
     if isinstance(what, Pipeline):
         if step is not None:
             raise ValueError("step: goes with a dataset of your own.")
-        check_device(what.device)
-        pipeline, knobs, code = what, what.to_dict(), LoopCode()
+        found, bench = of_pipeline(what.but(**size), seconds)
     else:
-        # without a step nothing computes, and a device would only be started in vain
-        pipeline = Pipeline(device="cpu" if step is None else "auto")
-        notes += [NO_STEP] if step is None else []
-        if own and what.batch_size is None:
-            raise ValueError(
-                "this DataLoader has a batch_sampler of its own (or none): give its dataset, and "
-                "batch_size=... instead."
-            )
-        knobs = own or {"batch_size": BATCH_SIZE}
-        source = source_of(what.dataset, step, what.collate_fn) if own else source_of(what, step)
-        code = LoopCode.of(call_of(what) if own else call_with(what))
-    if batch_size is not None:
-        knobs["batch_size"] = KNOBS["batch_size"].check(batch_size)
-    start = of_loader(knobs) if source else knobs | of_loader(knobs)
+        found, bench = of_dataset(what, step, size, seconds)
+    return Search(found, bench, machine(), max_workers=max_workers)
+
+
+def of_pipeline(
+    pipeline: Pipeline, seconds: float, look: bool = False
+) -> tuple[Tuning, TrialBench]:
+    """Return a tuning of a pipeline to fill, and what runs its knobs; see `TrialBench`."""
+    check_device(pipeline.device)
+    knobs = pipeline.to_dict()
+    found = Tuning(repr(pipeline), knobs | of_loader(knobs), pipeline)
+    return found, TrialBench(pipeline, None, seconds, look)
+
+
+def of_dataset(
+    what: Any, step: object, size: Settings, seconds: float
+) -> tuple[Tuning, TrialBench]:
+    """Return a tuning of the user's dataset or DataLoader to fill, and what runs its knobs.
+
+    `size` is the batch size to tune for, as a knob; {} for its own.
+    """
+    own = knobs_of(what)  # of a DataLoader
+    if own and what.batch_size is None:
+        raise ValueError(
+            "this DataLoader has a batch_sampler of its own (or none): give its dataset, and "
+            "batch_size=... instead."
+        )
+    source = source_of(what.dataset, step, what.collate_fn) if own else source_of(what, step)
+    # without a step nothing computes, and a device would only be started in vain
+    pipeline = Pipeline(device="cpu" if step is None else "auto")
+    start = of_loader((own or {"batch_size": BATCH_SIZE}) | size)
     pipeline.but(**start)  # a bad value is told here
-    return Search(
-        Tuning(
-            source.name if source else repr(pipeline),
-            start,
-            None if source else pipeline,
-            code,
-            here.line,
-            notes=notes,
-        ),
-        TrialBench(pipeline, source, seconds),
-        max_workers=most,
-        on_card=here.device.startswith("cuda") and pipeline.device != "cpu",
-    )
+    found = Tuning(source.name, start, code=code_around(what))
+    found.notes += [NO_STEP] if step is None else []
+    return found, TrialBench(pipeline, source, seconds)
+
+
+def code_around(what: Any) -> LoopCode:
+    """Return what makes a loader, or one that shuffles a dataset, in the names of the script.
+
+    A text names nothing there.
+    """
+    data = sys.modules.get("torch.utils.data")
+    if data is None or isinstance(what, str):
+        return LoopCode()
+    return LoopCode.of(call_of(what if knobs_of(what) else data.DataLoader(what, shuffle=True)))
 
 
 def source_of(dataset: object, step: object = None, collate_fn: object = None) -> Source:
@@ -105,10 +117,6 @@ def source_of(dataset: object, step: object = None, collate_fn: object = None) -
     return Source.of(kind, given, INSTEAD)
 
 
-def _most_workers(cores: int | None) -> int:
-    return max(LEAST_MAX_WORKERS, 2 * (cores or 1))
-
-
 def script_tuner(command: list[str], *, seconds: float, budget: float, cwd: Path) -> Search:
     """Return a search over runs of a script, which has been run once as it is.
 
@@ -116,18 +124,11 @@ def script_tuner(command: list[str], *, seconds: float, budget: float, cwd: Path
         ValueError: The command cannot be started.
         RuntimeError: No training loop with a DataLoader was seen in it, and why.
     """
-    here = machine()
     bench = ScriptBench(command, seconds, cwd)
     name, command_line = shown_command(bench.command)[-1], shlex.join(bench.command)
-    tuning = Tuning(name, {}, machine=here.line, command=command_line)
-    bench.look(tuning)
-    return Search(
-        tuning,
-        bench,
-        max_workers=_most_workers(here.cpu_cores),
-        on_card=here.device.startswith("cuda"),
-        budget_s=budget,
-    )
+    found = Tuning(name, {}, command=command_line)
+    bench.look(found)
+    return Search(found, bench, machine(), budget_s=budget)
 
 
 def improver(pipeline: object) -> Improver:
@@ -137,7 +138,4 @@ def improver(pipeline: object) -> Improver:
             f"lk.improve takes a labkit.Pipeline, not {type(pipeline).__name__}: for your own data "
             "use lk.tune(dataset, step=...)."
         )
-    check_device(pipeline.device)
-    knobs = pipeline.to_dict()
-    found = Tuning(repr(pipeline), knobs | of_loader(knobs), pipeline, machine=machine().line)
-    return Improver(found, TrialBench(pipeline, None, IMPROVE_S, look=True))
+    return Improver(*of_pipeline(pipeline, IMPROVE_S, look=True), machine())

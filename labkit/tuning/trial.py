@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from labkit.api import Run
+from labkit.instruments.loader_knobs import in_flight
 from labkit.knobs import Settings, as_typed
 from labkit.spec import KNOBS, LOADER_KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS
 
@@ -22,11 +23,6 @@ def of_loader(knobs: Settings) -> Settings:
     if not found["num_workers"]:
         return found | WITHOUT_WORKERS
     return found | {"prefetch_factor": found["prefetch_factor"] or PYTORCH_PREFETCH}
-
-
-def in_flight(knobs: Settings) -> int:
-    """Return how many batches may wait in the loader's queues."""
-    return knobs["num_workers"] * (knobs["prefetch_factor"] or 0)
 
 
 def cost(knobs: Settings) -> tuple[int, int, bool]:
@@ -91,16 +87,6 @@ class Trial:
             return "ready batches"
         named = {name: value for name, value in self.changes.items() if value is not None}
         return as_typed(named) or "start"
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the trial as JSON types."""
-        return {
-            "changes": self.changes,
-            "knobs": self.knobs,
-            "error": self.error,
-            "throughput": self.rate or None,
-            "throughputs": self.rates,
-        }
 
 
 def cheapest_of_fastest(trials: Iterable[Trial]) -> Trial | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from labkit.api import Run, launch
+from labkit.instruments.loader_knobs import in_flight
 from labkit.knobs import Settings
 from labkit.results.core_use import CoreUse
 from labkit.results.payload import Source
 from labkit.spec import Pipeline
-from labkit.tuning.trial import Outcome, in_flight
+from labkit.tuning.trial import Outcome
 
 FEWEST_STEPS = 24  # after the warm-up; with fewer, the throughput is a guess
 FEWEST_FIRST = 6  # steps of the first run, from which the time for the others is known

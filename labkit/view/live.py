@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import anywidget
 import traitlets
 
 from labkit.api import Ranks, Run, Sweep
-from labkit.results.run_data import RunData
+from labkit.results.ranks import RanksData
 from labkit.view import FIGURE_PX, FIGURE_TEXT
 from labkit.view.display import Display
-from labkit.view.live_frame import live_frame, live_line, stage_line
+from labkit.view.live_frame import live_frame, live_line
 
 HERE = Path(__file__).parent
 SCRIPTS = (  # of the live view, which the page loads as one module
@@ -49,12 +50,9 @@ class LiveView(anywidget.AnyWidget):
     expected = traitlets.List().tag(sync=True)
     height = traitlets.Int(0).tag(sync=True)  # px, at a width of 900; 0: as the style sheet says
 
-    def __init__(self, before: Run | None = None, height: int = 0):
-        super().__init__(height=height)
-        self.run: Run | Ranks | None = None  # that is drawn
-        self.serial = 0  # of the run: the page forgets the steps of the one before
-        self.due = 0.0  # when to draw again, s
-        self.show_before(before)
+    run: Run | Ranks | None = None  # that is drawn
+    serial = 0  # of the run: the page forgets the steps of the one before
+    due = 0.0  # when to draw again, s
 
     def show_before(self, before: Run | None) -> None:
         """Draw `before`'s utilization faintly behind; None removes it."""
@@ -73,10 +71,10 @@ class LiveView(anywidget.AnyWidget):
                 self.run = run
                 self.serial += 1
                 self.frame = {}
-            first = first_rank(run).data
-            if isinstance(first, RunData) and first.steps > self.frame.get("steps", 0):
+            first = first_rank(run)
+            if first.steps > self.frame.get("steps", 0):
                 self.frame = live_frame(first, self.serial)
-            self.status = told or progress_line(run)
+            self.status = told or live_line(first)
         self.due = began + max(FRAME_S, (time.monotonic() - began) / SHARE)
 
     def __repr__(self) -> str:
@@ -89,7 +87,8 @@ class RunDisplay(Display):
     def __init__(self, before: Run | None = None):
         self.before = before
         self.run: Run | Ranks | None = None
-        self.view = LiveView(before, FIGURE_PX[before is not None])
+        self.view = LiveView(height=FIGURE_PX[before is not None])
+        self.view.show_before(before)
         super().__init__(self.view)
 
     def update(self, running: Run | Ranks) -> None:
@@ -103,7 +102,7 @@ class RunDisplay(Display):
             return
         if over is not None:
             self.final(repr(over))
-        self.line(progress_line(running))
+        self.line(live_line(first_rank(running)))
 
     def finish(self, result: Run | Ranks | Sweep) -> None:
         """Leave the figure of what came out, or the last run in a line."""
@@ -114,12 +113,7 @@ class RunDisplay(Display):
         self.view.close()
 
 
-def first_rank(running: Run | Ranks) -> Run | Ranks:
-    """Return what is drawn of a run: the first of several ranks, once it has begun."""
-    return running[0] if isinstance(running, Ranks) and len(running) else running
-
-
-def progress_line(running: Run | Ranks) -> str:
-    """Say how far a run is."""
-    data = first_rank(running).data
-    return live_line(data) if isinstance(data, RunData) else stage_line(data)
+def first_rank(running: Run | Ranks) -> Any:
+    """Return the data that is drawn: of several ranks that of the first, once it has begun."""
+    data = running.data
+    return data.first or data if isinstance(data, RanksData) else data

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas
 
     from labkit.bench.stopwatch import Bench
-    from labkit.view.panels import FunctionPanel
+    from labkit.view.panel import FunctionPanel
     from labkit.view.rows_figure import Rows
 
 
@@ -74,13 +74,13 @@ def measure(
         if not wait:
             return started
         if in_notebook():
-            from labkit.view.panels import FunctionPanel
+            from labkit.view.panel import FunctionPanel
 
             return wait_for_rows(started, FunctionPanel(spec, source, drawing, started))
         return wait_for_rows(started, Display())
 
 
-def peaks(*, again: bool = False) -> Peaks:
+def peaks(*, again: bool = False, device: str = "auto") -> Peaks:
     """Measure what this device reaches: its memory, and matrix products in each number format.
 
     The roofs of the roofline, and what `run.mfu` and `run.mbu` are held against from then on. They
@@ -88,15 +88,16 @@ def peaks(*, again: bool = False) -> Peaks:
 
     Args:
         again: Measure anew, in place of today's values.
+        device: As of `lk.measure`.
     """
 
     def peak(bench: Bench, of: str) -> dict[str, object]:
-        from labkit.bench.peaks import measured  # in the bench: this process needs no torch
+        from labkit.bench.roofline import measured  # in the bench: this process needs no torch
 
         return measured(bench, of, again=again)
 
     with held():
-        started = measure(peak, wait=False, of=list(ROOFS))
+        started = measure(peak, device=device, wait=False, of=list(ROOFS))
         return Peaks.of(wait_for_rows(started, Display()))
 
 

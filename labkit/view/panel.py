@@ -1,4 +1,4 @@
-"""The panel: controls, a button that starts something, Stop, a picture and a sentence.
+"""`lk.panel`, a pipeline's knobs, Run, Stop, the live view and a verdict; that of `lk.measure`.
 
 Nothing here blocks the kernel: an asyncio task follows what was started, and a thread waits for
 processes. All handlers run in the thread that made the panel: JupyterLab 4.4 and later hand the
@@ -12,17 +12,27 @@ import asyncio
 import contextlib
 import html
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
 
-import IPython.display
 import ipywidgets as widgets
 import numpy as np
+from IPython.display import display
 
-from labkit.knobs import NUMBERS, Knob, Settings
+from labkit.api import Measurements, Run, launch
+from labkit.bench.grid import Grid
+from labkit.knobs import NUMBERS, Knob, Setting, Settings, as_typed, check_names
+from labkit.prediction.prediction import Prediction, predict
 from labkit.process import launcher
-from labkit.results.log_reader import POLL_S, LiveResult
-from labkit.view.live import PanelAccess
+from labkit.results.log_reader import POLL_S
+from labkit.results.payload import Source
+from labkit.spec import KNOBS, Pipeline
+from labkit.view.live import LiveView, PanelAccess
+from labkit.view.rows_figure import plot_measured
+from labkit.view.running import pipeline_with
+from labkit.view.style import Picture
 
 # The whole numbers that a slider stops at: all up to 16, then powers of two and between
 STOPS = sorted({*range(17), *(first << power for power in range(31) for first in (1, 3))})
@@ -30,8 +40,28 @@ NONE = "None"  # stands for None in a widget, which would take None itself as no
 SETTLE_S = 0.1  # s, for a control's last change to arrive: a press may overtake it
 # Under the widget, hidden by live.css: seen only where its kernel is gone, or no widgets are shown
 FALLBACK = "<div class='labkit-fallback'>A panel needs its kernel: run this cell again. {}</div>"
+USUAL_KNOBS = ("num_workers", "prefetch_factor", "batch_size", "io_ms")
+UNMOVED = (
+    "Run once, then move a slider: this line says what it would bring, before you run it again."
+)
+REDRAW_S = 1.0  # s, between two drawings of the rows of a function so far
+FURTHER = 2  # times an axis's largest value is how far its control goes
 
-Followed = TypeVar("Followed", bound=LiveResult)
+
+def panel(
+    pipeline: Pipeline | None = None,
+    knobs: Sequence[str] = USUAL_KNOBS,
+    **settings: object,
+) -> PipelinePanel:
+    """Return widgets to set something up, run it, watch it and compare it with the run before.
+
+    Args:
+        pipeline: The default one where it is left out.
+        knobs: The names of the knobs to show.
+        **settings: Changes to the pipeline, as in `pipeline.but(...)`.
+    """
+    check_names(knobs, KNOBS)
+    return PipelinePanel(pipeline_with(pipeline, settings), knobs)
 
 
 class Panel(widgets.VBox):
@@ -40,9 +70,12 @@ class Panel(widgets.VBox):
     PRESS: ClassVar[str]  # the button's name
     INSTEAD: ClassVar[str]  # what to do where no widgets show
 
+    task: asyncio.Task[None] | None = None  # held, or it might be collected
+    is_stopping = False
+
     def __init__(self, controls: Mapping[str, Any], *below: widgets.Widget):
         """Put what is shown `below` the controls, and hear of every control that moves."""
-        self.controls = dict(controls)
+        self.controls = controls
         self.home = running_loop()  # of the thread that made it
         self.run_button = widgets.Button(
             description=self.PRESS, icon="play", button_style="primary"
@@ -51,8 +84,6 @@ class Panel(widgets.VBox):
         self.stop_button = widgets.Button(description="Stop", icon="stop")
         self.stop_button.on_click(lambda _button: self._at_home(self.stop))
         self.verdict = widgets.HTML()
-        self.task: asyncio.Task[None] | None = None  # held, or it might be collected
-        self.is_stopping = False
         grid = widgets.GridBox([*self.controls.values()])
         buttons = widgets.HBox([self.run_button, self.stop_button])
         super().__init__([grid, buttons, *below, self.verdict, PanelAccess()])
@@ -100,7 +131,7 @@ class Panel(widgets.VBox):
         self.stop()
         super().close()
 
-    async def follow(self, run: Followed, draw: Callable[[Followed], object]) -> None:
+    async def follow(self, run: Run | Measurements, draw: Callable[[Any], object]) -> None:
         """Draw `run` until it ends or is to stop; no process of it is left afterwards."""
         ended = run.stop  # also where drawing breaks
         try:
@@ -144,9 +175,9 @@ class Panel(widgets.VBox):
 
     def _ipython_display_(self) -> None:
         of_7 = getattr(super(), "_ipython_display_", None)  # of ipywidgets 7, which Colab has
-        of_7() if of_7 else IPython.display.display(self._repr_mimebundle_(), raw=True)
+        of_7() if of_7 else display(self._repr_mimebundle_(), raw=True)
         fallback = FALLBACK.format(self.INSTEAD)
-        IPython.display.display({"text/html": fallback, "text/plain": ""}, raw=True)
+        display({"text/html": fallback, "text/plain": ""}, raw=True)
         # The first press is then as quick as the others
         threading.Thread(target=launcher.stand_by, daemon=True).start()
 
@@ -188,3 +219,192 @@ def stops_of(knob: Knob, value: Any) -> list[Any]:
     if knob.auto:
         stops.insert(0, None)
     return stops if value in stops else [*stops, value]
+
+
+class PipelinePanel(Panel):
+    """Widgets to set some knobs of a pipeline and run it. `.run` is the last run, `.runs` all."""
+
+    PRESS = "Run"
+    INSTEAD = "Where no widgets show, use labkit.run(): it leaves a picture and a table."
+
+    launch = staticmethod(launch)
+    before: Run | None = None  # the last with numbers when a run began
+    expected: Prediction | None = None  # of that run
+
+    def __init__(self, pipeline: Pipeline, knobs: Sequence[str]):
+        controls = {name: control(KNOBS[name], getattr(pipeline, name)) for name in knobs}
+        self.bars = widgets.HTML()
+        self.bars.add_class("labkit-bars")
+        self.view = LiveView()
+        super().__init__(controls, self.bars, self.view)
+        self.pipeline = pipeline
+        self.runs: list[Run] = []  # oldest first
+        self._changed()
+
+    # What is asked, and what has run
+
+    @property
+    def asked(self) -> Pipeline:
+        """The pipeline that Run would start; raises ValueError where the controls conflict."""
+        return self.pipeline.but(**self.values)
+
+    @property
+    def run(self) -> Run | None:
+        """The last run, which may still be going on; None before the first."""
+        return self.runs[-1] if self.runs else None
+
+    def measured(self, asked: Pipeline | None = None) -> Run | None:
+        """Return the last run that has numbers, or that of what was `asked`; None without one."""
+        for run in reversed(self.runs):
+            if not run.running and run.throughput is not None and asked in (None, run.asked):
+                return run
+        return None
+
+    # Run and Stop
+
+    def run_of(self, **values: Setting) -> Run:
+        """Return the last run of the pipeline as the panel opened with it, but for `values`.
+
+        Where Run was not pressed for it, it is measured now, in this panel. Raises ValueError on
+        a bad value.
+        """
+        asked = self.pipeline.but(**values)
+        if self.running and self.run:
+            self.run.wait()
+        known = self.measured(asked)
+        if known is not None:
+            return known
+        self._show_busy(True, in_cell=True)
+        try:
+            run = self._begin(asked).wait(each=self.view.update)
+            self._show(run)
+        finally:
+            self._show_busy(False)
+        return run
+
+    async def _once(self) -> None:
+        run = self._begin(self.asked)
+        await self.follow(run, self.view.update)
+        self._show(run)
+
+    def _begin(self, asked: Pipeline) -> Run:
+        """Start what is asked; keep the last run with numbers, and what is expected."""
+        run = self.launch(asked)
+        self.before = self.measured()
+        self.expected = self.forecast(asked)
+        self.view.show_before(self.before)
+        self.say("Running …")
+        self.runs.append(run)
+        return run
+
+    # What is shown
+
+    def forecast(self, asked: Pipeline) -> Prediction | None:
+        """Say and draw what is expected of `asked` from the last run, and return it; 30 ms."""
+        before = self.measured()
+        old = (before.asked if before else asked).to_dict()
+        moved = {name: value for name, value in asked.to_dict().items() if value != old[name]}
+        found = predict(before, **moved) if before and moved else None
+        self.view.expected = []
+        if found and found.utilization_range:
+            least, most = found.utilization_range
+            self.view.expected = [least, found.utilization, most]
+        self.bars.value = said(str(found or UNMOVED))
+        return found
+
+    def _show(self, run: Run) -> None:
+        """Show how `run` ended, what differs from the one before, and what had been expected."""
+        self.view.update(run, repr(run))
+        lines = [repr(run) if run.error or run.throughput is None else str(run.diagnose())]
+        if self.before is not None and run.throughput is not None:
+            compared = run.compare(self.before)
+            lines.append(f"Against the run before ({compared.what}): {compared.verdict}")
+        lines += [f"{knob} was not applied: {why}." for knob, why in run.not_applied.items()]
+        self.say("\n".join(lines), good=not run.error)
+        if run.throughput and self.expected:
+            self.bars.value = said(f"It came to {run.throughput:,.0f} samples/s. {self.expected}")
+        else:
+            self._changed()
+
+    def _changed(self) -> None:
+        """Say at once what the controls would bring, or where they do not go together."""
+        try:
+            self.forecast(self.asked)
+        except ValueError as error:
+            self.bars.value = said(f"These do not go together: {error}")
+
+
+class FunctionPanel(Panel):
+    """Measures one more point of a function at a press, and draws it among those of its grid.
+
+    While a cell waits for the grid, it is told as a `Display` is.
+    """
+
+    PRESS = "Measure"
+    INSTEAD = "Where no widgets show, change the values in the cell and run it again."
+
+    def __init__(self, grid: Grid, source: Source, drawing: dict, measured: Measurements):
+        """Show the rows of `measured`, which a cell waits for; `drawing` as of `plot_measured`."""
+        knobs = [knob_of(name, values, grid.name) for name, values in grid.values.items()]
+        controls = {knob.name: control(knob, knob.default) for knob in knobs if knob}
+        self.picture = widgets.HTML()
+        super().__init__(controls, self.picture)
+        self.grid = grid
+        self.source = source
+        self.drawing = drawing
+        self.measured = measured  # the grid's rows, and those that were added
+        self.due = time.monotonic() + REDRAW_S  # when to draw again
+        self.add_class("labkit-function")
+        self._show_busy(True, in_cell=True)
+        display(self)
+
+    def line(self, text: str) -> None:
+        """Say how far it is, and draw rows that came, once a second at most."""
+        self.say(text)
+        if time.monotonic() > self.due:
+            self.draw()
+
+    def final(self, text: str) -> None:
+        """Show all rows and a `text`, store the picture, and hand over the controls."""
+        drawn = self.draw()
+        self.say(f"{text}. Set other values and press Measure, or edit the cell.")
+        if drawn:
+            display(drawn)  # for the file
+        self._show_busy(False)
+
+    def draw(self) -> Picture | None:
+        """Draw the rows as far as they are there, also in words; return the picture."""
+        rows = self.measured.data
+        drawn = plot_measured(rows, **self.drawing)
+        if drawn:
+            self.picture.value = drawn.html(repr(rows))
+        self.due = time.monotonic() + REDRAW_S
+        return drawn
+
+    async def _once(self) -> None:
+        """Measure the point that the controls ask for, and add it to the picture and the rows."""
+        values = {name: values[0] for name, values in self.grid.values.items()} | self.values
+        what = as_typed(values)
+        self.say(f"Measuring {what} …")
+        point = replace(self.grid, values={name: [value] for name, value in values.items()})
+        added = launch(point, source=self.source)
+        await self.follow(added, lambda _added: None)
+        self.measured.add(added)
+        self.draw()
+        why = added.error or added.mistake
+        self.say(f"{what}: {why or added.numbers}", good=not why)
+
+
+def knob_of(name: str, values: Sequence[Any], function: str) -> Knob | None:
+    """Return an axis of a grid as a knob: numbers are free within a range, others are choices.
+
+    None where its values cannot be listed, such as tensors.
+    """
+    told = f"an argument of {function}()"
+    kinds = {type(value) for value in values}
+    if kinds <= {int, float}:
+        kind = "float" if float in kinds else "int"
+        high = max(1, FURTHER * max(values))
+        return Knob(name, kind, values[0], told, low=min(1, *values), high=high)
+    is_listed = kinds <= {str, int, float, bool, type(None)}
+    return Knob(name, "str", values[0], told, choices=tuple(values)) if is_listed else None

@@ -33,7 +33,7 @@ def export(run: RunData, path: str | os.PathLike[str], overwrite: bool = False) 
     if suffix == ".csv":
         return saving.save_text(path, run.frame.to_csv(), overwrite)
     with saving.replacing(path, overwrite) as file:
-        draw_run(run, None).savefig(file, format=suffix.lower().lstrip(".") or "png")
+        draw_run(run).savefig(file, format=suffix.lower().lstrip(".") or "png")
     return path
 
 
@@ -42,6 +42,6 @@ def html_page(run: RunData, verdict: str) -> str:
     return template("report.html").render(
         run=run,
         verdict=for_others(verdict),
-        picture=draw_run(run, None).html("Utilization over the run, and its mean step"),
+        picture=draw_run(run).html("Utilization over the run, and its mean step"),
         settings=as_typed(run.pipeline.changed()) or "the defaults",
     )

@@ -44,7 +44,7 @@ def plot(
         y: The column to show; "ms" has error bars: half the interquartile range up and down.
         by: A column: each of its values has a colour.
         beside: Another such table, dashed or pale: published numbers, a record of another machine.
-        title: Above the figure.
+        title: Above the figure; left out, what is drawn.
         log: The logarithmic axes: "x", "y", "xy", or "" for none. None decides for x alone.
 
     Raises ValueError on a column that is not there.
@@ -57,7 +57,9 @@ def plot(
     drawn["colour"] = np.take(LINES, pandas.factorize(drawn["key"])[0], mode="wrap")
     is_lines = _is_number(drawn["x"])
     height = LINES_IN if is_lines else BAR_IN * len(drawn) + AROUND_IN
-    figure, [axes] = page(title, _notes(drawn, y), [height])
+    figure, [axes] = page(
+        title or f"{with_unit(y)} over {with_unit(x)}", _notes(drawn, y), [height]
+    )
     axes.grid()
     if is_lines:
         _draw_lines(axes, drawn, log)
@@ -98,7 +100,7 @@ def plot_measured(
 
 
 def _tidied(
-    table: Rows, x: str, y: str, by: str | None = None, is_beside: bool = False
+    table: Rows, x: str, y: str, by: str | None, is_beside: bool = False
 ) -> pandas.DataFrame:
     """Return what is drawn of a table, as it is now, in a row for each of its rows.
 

@@ -1,11 +1,11 @@
-"""The figures of runs: one with its teeth, one's ranks, and a sweep of them.
+"""The figures of runs: one with its teeth, one's ranks, and a sweep of them; those of traces.
 
 The teeth are true intervals, never samples, and only those of a short stretch are drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas
@@ -13,16 +13,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from labkit.results.comparison import ComparedRuns, SweptRuns
 from labkit.results.ranks import RanksData, delays_of
-from labkit.results.readings import readings_of
 from labkit.results.run_data import RunData
 from labkit.text import counted
 from labkit.view import FIGURE_PX
 from labkit.view.live_frame import binned
 from labkit.view.rows_figure import plot
 from labkit.view.style import (
-    COMPUTE,
+    GREEN,
     INK,
     PARTS,
     Picture,
@@ -35,7 +33,8 @@ from labkit.view.style import (
 
 WINDOW_STEPS = 10  # of the slower run, in the stretch that is enlarged; of two runs half as many
 TEETH, WHOLE, STEP = 1.1, 1.4, 0.25  # heights of the axes, relative to each other
-AROUND_IN, ROW_IN = 1.0, 0.3  # heights of what is around rows, and of a row, inches
+AROUND_IN, ROW_IN = 1.0, 0.3  # heights of what is around stacks, and of each, inches
+AROUND_LANES_IN, LANE_IN = 0.5, 0.26
 SINCE = "s since the first batch was asked for"
 LANES = ("loop waits for data", "copy", "device busy")
 RANK_PARTS = {  # part of RankTimes: its name, as stacked
@@ -48,8 +47,8 @@ RANK_PARTS = {  # part of RankTimes: its name, as stacked
 
 
 @our_style
-def draw_run(run: RunData, before: RunData | None) -> Picture:
-    """Draw `run`, and `before` beside it where given.
+def draw_run(run: RunData, before: RunData | None = None, brought: str = "") -> Picture:
+    """Draw `run`; where given, `before` beside it, and what a change `brought` in the title.
 
     A run too short to have numbers gets a figure that says so, and why.
     """
@@ -58,9 +57,7 @@ def draw_run(run: RunData, before: RunData | None) -> Picture:
     if run.utilization is None:
         why = "utilization needs two steps or more, without the warm-up, and the device's own times"
         return page(f"Nothing to draw: {why}.", [*notes, run.machine.line])[0]
-    title = f"{run.throughput:,.0f} {run.unit}/s, {run.machine.kind.upper()} busy {run.busy_text}"
-    if before is not None and (speedup := (compared := ComparedRuns(before, run)).speedup):
-        title = f"{changes(compared)}: {speedup:.1f}x the throughput; {title}"
+    title = f"{brought}{run.in_short}"
     runs = {name: each for name, each in runs.items() if each.utilization is not None}
     heights = [*[TEETH] * len(runs), WHOLE, STEP * len(runs)]
     notes += [repr(run), run.machine.line]
@@ -83,8 +80,8 @@ def _draw_whole(axes: Axes, runs: Mapping[str, RunData], marked_s: tuple[float, 
     run = runs["this run"]
     shares, edges = binned(run)
     label = f"busy share of every {1e3 * edges[1]:.3g} ms"
-    axes.stairs(shares, edges, fill=True, label=label, color=COMPUTE, alpha=0.4)
-    seconds, samples = readings_of(run, "gpu_now")  # a missing one is NaN: a gap
+    axes.stairs(shares, edges, fill=True, label=label, color=GREEN, alpha=0.4)
+    seconds, samples = run.readings("gpu_now")  # a missing one is NaN: a gap
     if np.isfinite(samples).any():
         axes.plot(seconds, samples, ".-", markersize=2.5, linewidth=0.8, label="nvidia-smi (NVML)")
     if "before" in runs:
@@ -114,12 +111,6 @@ def _draw_mean_steps(axes: Axes, runs: Mapping[str, RunData]) -> None:
     axes.set_xlabel("ms of the mean step: what the device did, or waited for (warm-up left out)")
 
 
-def changes(compared: ComparedRuns) -> str:
-    """Say which knobs differ: "num_workers 0 → 6"."""
-    changed = [f"{knob} {old} → {new}" for knob, (old, new) in compared.changed.items()]
-    return ", ".join(changed) or "nothing changed"
-
-
 @our_style
 def draw_ranks(ranks: RanksData, bottleneck: str) -> Figure:
     """Draw `ranks`, and name the `bottleneck`; a run without numbers has a figure that says why."""
@@ -129,27 +120,64 @@ def draw_ranks(ranks: RanksData, bottleneck: str) -> Figure:
     if times is None:
         return page(f"{count}, no numbers", notes)[0]
     title = f"{count}: {ranks.throughput:,.0f} samples/s together; bottleneck: {bottleneck}"
-    figure, [axes] = page(title, notes, [AROUND_IN + ROW_IN * len(times)])
     rows = times.rename(index=lambda rank: f"rank {rank}", columns=RANK_PARTS)
-    stack(axes, rows.loc[:, [*RANK_PARTS.values()]])
-    axes.set(xlabel="share of wall time, warm-up left out", xlim=(0, 1))
-    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    widths = rows.loc[:, [*RANK_PARTS.values()]]
+    figure = draw_stacks(title, notes, widths, "share of wall time, warm-up left out")
+    figure.axes[0].set_xlim(0, 1)
+    figure.axes[0].xaxis.set_major_formatter(PercentFormatter(1))
     return figure
 
 
-def draw_sweep(sweep: SweptRuns) -> Figure:
-    """Draw throughput against the sweep's first knob, a line for each other combination.
+@our_style
+def draw_stacks(title: str, notes: Iterable[str], widths: pandas.DataFrame, what: str) -> Picture:
+    """Draw a stack for each row of `widths`, which are of `what`."""
+    figure, [axes] = page(title, notes, [AROUND_IN + ROW_IN * len(widths)])
+    stack(axes, widths)
+    axes.set_xlabel(what)
+    return figure
+
+
+@our_style
+def draw_timeline(
+    title: str,
+    lanes: Mapping[str, np.ndarray],
+    start_ms: float | None = None,
+    end_ms: float | None = None,
+) -> Picture:
+    """Draw when each lane of a trace was active; lines mark the steps.
+
+    Args:
+        title: What it is a trace of.
+        lanes: (n, 2) starts and ends in ms, by what is active, or "rank 3: " and that; also of the
+            "steps", which may be missing.
+        start_ms: Where the picture begins: with the first step, else with the first activity.
+        end_ms: Where it ends: with the second step, else with the last activity.
+    """
+    active = {name: spans for name, spans in lanes.items() if name != "steps"}
+    steps = lanes.get("steps", np.empty((0, 2)))
+    shown = steps[:2] if len(steps) else np.concatenate([*lanes.values()])
+    start = shown.min() if start_ms is None else start_ms
+    end = shown.max() if end_ms is None else end_ms
+    figure, [axes] = page(title, [], [AROUND_LANES_IN + LANE_IN * len(active)])
+    draw_lanes(axes, active, start, end)
+    axes.vlines(steps[:, 0], -1, len(active), INK, linewidth=0.8)
+    axes.set_xlabel("ms")
+    return figure
+
+
+def draw_sweep(frame: pandas.DataFrame, knobs: list[str], runs: Sequence[RunData]) -> Figure:
+    """Draw throughput against a sweep's first knob, a line for each other combination.
 
     Numbers are drawn to scale, names have bars: see `lk.plot`. A run without numbers is a gap; a
     note says why.
     """
-    knob, *others = sweep.knobs
-    rows = sweep.frame.rename(columns={"throughput": "samples/s"})
+    knob, *others = knobs
+    rows = frame.rename(columns={"throughput": "samples/s"})
     rows["setting"] = rows[others].astype(str).agg(", ".join, axis="columns")
     rates = rows["samples/s"].astype(float)
-    title = " and ".join(sweep.knobs)
+    title = " and ".join(knobs)
     if rates.count() > 1:
         title += f": {rates.max() / rates.min():.1f}x from slowest to fastest"
-    marks = dict.fromkeys(run.mark for run in sweep.runs)
-    title = "; ".join(filter(None, [*marks, title, delays_of(sweep.runs)]))
+    marks = dict.fromkeys(run.mark for run in runs)
+    title = "; ".join(filter(None, [*marks, title, delays_of(runs)]))
     return plot(rows, knob, "samples/s", "setting" if others else None, title=title)

@@ -206,7 +206,7 @@ def improve(pipeline: Pipeline | None = None) -> Tuning:
         ValueError: Something cannot be run, and why.
         RuntimeError: The starting point cannot be measured, with the reason.
     """
-    return searched(improve, improver(Pipeline() if pipeline is None else pipeline))
+    return searched(improve, improver(pipeline or Pipeline()))
 
 
 def searched(function: Callable[..., object], search: Search) -> Tuning:

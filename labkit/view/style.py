@@ -31,7 +31,6 @@ PARTS = {
     "compute": ("compute", GREEN),
     "other": ("other", "#BBBBBB"),
 }
-COMPUTE = GREEN
 # Of what is stacked or has a lane; any other has the next of LINES, and a lane the blue
 COLOURS = {
     **dict(PARTS.values()),
@@ -56,7 +55,7 @@ LINE_IN = 0.2  # of title and notes
 TITLE_LENGTH = 100  # characters in a line of it
 NOTE_LENGTH = 140
 LONGEST = 600  # characters of a text
-LEGEND_LENGTH = 165  # characters beside each other, if all were as long as the longest
+LEGEND_LENGTH = 150  # characters beside each other, if all were as long as the longest
 LABELLED = 0.07  # of the longest row: a part at least so wide has its number inside
 EDGE_PT = 0.2  # so much is drawn around what is active in a lane: short intervals are to be seen
 

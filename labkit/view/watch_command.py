@@ -6,13 +6,15 @@ Its training loop is recorded from inside (`labkit.watching.hook`).
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from labkit.diagnosis.hot_lines import lines_of
+from labkit.diagnosis.several_runs import dropped_passes, judge_runs, runs_in
+from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wall_shares import shares_of
-from labkit.diagnosis.watched_script import ScriptVerdict, dropped_passes, judge_runs, runs_in
 from labkit.instruments.hangs import HangWatch, LiveHang
 from labkit.instruments.messages import say
 from labkit.instruments.telemetry_process import TELEMETRY, telemetry_beside
@@ -29,7 +31,8 @@ from labkit.watching.foreground import run_in_foreground
 from labkit.watching.headroom import TOO_SOON
 from labkit.watching.run_folders import folders_in, hooked
 
-Values = dict[str, object]  # as JSON types
+Found = dict[str, Any]
+"""What `labkit watch --json` prints; in `text` what is said without it, where a step was seen."""
 WRAP = "Wrap what the loop goes over: `for batch in lk.watch(loader):`."
 # Why no step was recorded, by the file that the hook leaves on its way where it comes so far
 MISSING = {
@@ -42,35 +45,16 @@ NO_LOOP = f"no loader seen here: no step of a loop over a DataLoader was recorde
 TO_TRY = "to try settings on it: labkit tune -- <the same command>"  # which may hold a secret
 
 
-@dataclass(frozen=True)
-class Judged:
-    """What was found about a script that has ended."""
-
-    values: Values  # what `labkit watch --json` prints
-    text: str
-    run: RunData | None = None  # that the verdict is of; None where no step was seen
-
-    def to_dict(self) -> Values:
-        """Return it as JSON types."""
-        return self.values
-
-
-def without_verdict(evidence: str, **known: object) -> Judged:
+def without_verdict(evidence: str, **known: object) -> Found:
     """Return what is said where no step was seen."""
-    values: Values = {
-        "seen": None,
-        "bottleneck": None,
-        "confidence": 0.0,
-        "findings": [],
-        "headroom": None,
-        "evidence": evidence,
-    }
-    return Judged(values | known, evidence)
+    nothing = dict.fromkeys(("seen", "bottleneck", "headroom", "record"))
+    said = {"confidence": 0.0, "findings": [], "evidence": evidence, "text": evidence}
+    return nothing | said | known
 
 
 def watch_script(
     command: list[str], quiet_stdout: bool = False, headroom: bool = False
-) -> tuple[Judged, int]:
+) -> tuple[Found, int]:
     """Run `command` (a first "--" is left out) in our place; return the verdict and the exit code.
 
     A script that cannot be executed by itself, `train.py`, is run by our own Python. The code is,
@@ -105,9 +89,7 @@ def watch_script(
         except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
             why = f"{type(error).__name__}: {error}"
             found = without_verdict(f"the verdict failed ({why}); the script ran to its end.")
-    found.values["command"] = shown_command(command)
-    found.values["exit_code"] = code
-    return found, code
+    return found | {"command": shown_command(command), "exit_code": code}, code
 
 
 def runs_with_telemetry(folder: Path) -> list[Path]:
@@ -122,7 +104,7 @@ def runs_with_telemetry(folder: Path) -> list[Path]:
     return runs
 
 
-def judged(folder: Path, start_ns: int, code: int, hang: LiveHang | None, headroom: bool) -> Judged:
+def judged(folder: Path, start_ns: int, code: int, hang: LiveHang | None, headroom: bool) -> Found:
     """Judge a script that has ended by what was recorded of it.
 
     `hang` is what it hung in at last, if it did; `headroom`: it was asked for.
@@ -133,7 +115,7 @@ def judged(folder: Path, start_ns: int, code: int, hang: LiveHang | None, headro
         return without_verdict(dropped, bottleneck="input", seen="inside")
     found = judge_runs(runs, start_ns, end_ns)
     if found is not None:
-        return of_run(found, headroom)
+        return of_run(*found, headroom)
     if hang is not None:
         return without_verdict(f"before the first step was over, {hang.event['text']}")
     why = why_nothing(folder)
@@ -144,24 +126,22 @@ def judged(folder: Path, start_ns: int, code: int, hang: LiveHang | None, headro
     return without_verdict(why)
 
 
-def of_run(found: ScriptVerdict, headroom: bool) -> Judged:
+def of_run(run: RunData, verdict: Diagnosis, headroom: bool) -> Found:
     """Return what is said of a script whose steps were seen."""
-    run = found.run
-    verdict = found.ranks.verdict
-    shares = shares_of(run)
+    shares, replayed = shares_of(run), run.event("headroom")
     more = [f"whole time: {shares}"] if shares else []
     if headroom:
-        more.append(found.headroom["text"] if found.headroom else TOO_SOON)
-    values = verdict.to_dict() | {
+        more.append(replayed["text"] if replayed else TOO_SOON)
+    return verdict.to_dict() | {
+        "text": told_of(run, verdict, TO_TRY, *more),
         "evidence": verdict.evidence,
         "seen": "inside",
-        "headroom": found.headroom,
+        "headroom": replayed,
         "record": str(run.path),
-        "lines": [line.to_dict() for line in lines_of(run).lines],
+        "lines": [*map(asdict, lines_of(run).lines)],
         "run": {name: value for name, value in run.to_dict().items() if name != "loss"},
         "wall_shares": shares and asdict(shares),
     }
-    return Judged(values, told_of(run, verdict, TO_TRY, *more), run)
 
 
 def why_nothing(folder: Path) -> str:
@@ -173,7 +153,7 @@ def why_nothing(folder: Path) -> str:
     return next((why for file, why in MISSING.items() if not (folder / file).exists()), NO_LOOP)
 
 
-def write_report(found: Judged, path: str | None) -> None:
+def write_report(found: Found, path: str | None) -> None:
     """Write what was found as a page of HTML, where a path is given; it replaces an earlier one.
 
     The script has run: what cannot be written is said, and changes neither verdict nor exit code.
@@ -181,11 +161,12 @@ def write_report(found: Judged, path: str | None) -> None:
     if path is None:
         return
     try:
-        if found.run is None:
+        if found["record"] is None:
             raise ValueError("no training step was seen.")
         from labkit.view import report  # with matplotlib, which a script does not wait for
 
-        page = report.html_page(found.run, found.text)
-        saving.save_text(path, page, overwrite=True)
+        run = RunData(Path(found["record"]))
+        run.follow()
+        saving.save_text(path, report.html_page(run, found["text"]), overwrite=True)
     except (OSError, ValueError) as error:
         say(f"{path} is not written: {error}", by="labkit watch")

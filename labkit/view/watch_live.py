@@ -35,13 +35,14 @@ class Watch(StandIn, LoopRecorder):
     All passes over it are one Run, which ends with the notebook cell, the script or `close()`.
     """
 
+    model: Any = None
+    _display: Display | None = None
+
     def __init__(self, loader: Any, live: bool = True, made: tuple = ()):
         """Watch `loader`; `made` is where that was done, and whose batches it has."""
         super().__init__(loader)
         self.live = live
         self.made = made
-        self.model: Any = None
-        self._display: Display | None = None
 
     def __iter__(self) -> Iterator[Any]:
         recorded = None
@@ -70,7 +71,7 @@ class Watch(StandIn, LoopRecorder):
         """Begin a Run."""
         launcher.end_standby()  # it might still be importing torch, beside this loop
         is_of_script = run_folders.of_script is not None
-        recorder = self.begin(self.loader, self.model)
+        recorder = self.begin(self.loader)
         is_shown = self.live and not is_of_script and run_folders.own_rank() == "0"
         self._display = Display() if is_shown else None
         while len(_open) >= OPEN_MOST:
@@ -104,7 +105,7 @@ class Watch(StandIn, LoopRecorder):
         self._display = None
 
 
-def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
+def watch(loader: Any, *, live: bool = True) -> Watch:
     """Watch a training loop through its loader: `for batch in lk.watch(loader): ...`.
 
     The same batches, in the same order; no device is synchronised and no random number drawn. It
@@ -116,7 +117,6 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
     Args:
         loader: Any iterable of batches: a DataLoader, a list, a generator (good for one pass).
         live: Show a line while the loop runs and the diagnosis at its end; False only records.
-        model: The module that the loop trains: in which number format its weights are.
     """
     check_iterable(loader, "lk.watch")
     caller = sys._getframe(1)
@@ -128,7 +128,6 @@ def watch(loader: Any, *, live: bool = True, model: Any = None) -> Watch:
             each.loader = loader
     if watched is None:
         watched = Watch(loader, live, made)
-    watched.model = watched.model if model is None else model
     return remember(watch, watched)
 
 

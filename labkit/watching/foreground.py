@@ -13,10 +13,18 @@ import signal
 import subprocess
 import sys
 from types import FrameType
+from typing import Any
 
 from labkit.process.family import LINUX, die_with
 
 PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
+
+
+def started(command: list[str], **how: Any) -> subprocess.Popen[Any]:
+    """Start a command in a session of its own; where we are killed, so is it (Linux)."""
+    us = os.getpid()
+    end_with_us = (lambda: die_with(us)) if LINUX else None
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_us, **how)
 
 
 def run_in_foreground(command: list[str], env: dict[str, str], stdout: int | None) -> int:
@@ -26,16 +34,8 @@ def run_in_foreground(command: list[str], env: dict[str, str], stdout: int | Non
     """
     with contextlib.suppress(Exception):  # a closed stdout
         sys.stdout.flush()
-    us = os.getpid()
     try:
-        script = subprocess.Popen(
-            command,
-            stdout=stdout,
-            env=env,
-            close_fds=False,
-            start_new_session=True,
-            preexec_fn=(lambda: die_with(us)) if LINUX else None,
-        )
+        script = started(command, stdout=stdout, env=env, close_fds=False)
     except OSError as error:
         raise ValueError(f"cannot start {command[0]!r}: {error.strerror}") from None
 
@@ -43,10 +43,9 @@ def run_in_foreground(command: list[str], env: dict[str, str], stdout: int | Non
         script.send_signal(number)
 
     with contextlib.ExitStack() as restored:
-        for name in PASSED_ON:
-            number = getattr(signal, name, None)  # Windows has few
+        for number in signal.Signals:  # Windows has few
             # what we ignore, as under nohup, the script ignores as well
-            if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+            if number.name in PASSED_ON and signal.getsignal(number) != signal.SIG_IGN:
                 restored.callback(signal.signal, number, signal.signal(number, pass_on))
         code = script.wait()
     return 128 - code if code < 0 else code

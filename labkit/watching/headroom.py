@@ -107,7 +107,7 @@ class Headroom(StandIn):
         for _ in itertools.count() if length is None else range(length):
             is_live = len(self.step_ns) % 2 == 0
             if recorded is not None and step == 0 and not is_live:
-                recorded.pause()
+                recorded.recorder.drop_pass()  # until it `is_new` again
             if step == self.settling:
                 began_ns = now_on_device()
                 if recorded is not None and is_live:

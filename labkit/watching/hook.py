@@ -101,7 +101,7 @@ class WatchedScript:
         if len(self.loops) < MOST_LOADERS and not self.error:
             try:
                 if folder := new_folder(self.pid):
-                    self.loops.append(Recorder(folder, loader, place=place))
+                    self.loops.append(Recorder(folder, loader, place))
                     return self.loops[-1]
             except Exception as error:
                 if signal_of(error) is not None:

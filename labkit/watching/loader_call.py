@@ -34,8 +34,10 @@ def call_of(loader: object) -> dict[str, object]:
     """
     names = _names_around(loader)
     dataset = held(torch_loader(loader)).get("dataset")
-    is_torchs = is_a(loader, "torch.utils.data", "DataLoader")
-    call = _class_name(type(loader), names) if is_torchs else None
+    call = None
+    if is_a(loader, "torch.utils.data", "DataLoader"):
+        is_torchs = type(loader) is sys.modules["torch.utils.data"].DataLoader
+        call = names.get(id(type(loader)), "" if is_torchs else None)
     return {
         "loader": names.get(id(loader)),
         "streams": is_a(dataset, "torch.utils.data", "IterableDataset"),
@@ -49,33 +51,6 @@ def in_trainer() -> bool:
     """Return whether Hugging Face's Trainer calls us: its arguments set the loader."""
     frames = traceback.walk_stack(sys._getframe(1))
     return any(frame.f_globals.get("__name__") == "transformers.trainer" for frame, _ in frames)
-
-
-def call_with(dataset: object) -> dict[str, object]:
-    """Return, as `call_of` does, a call that makes a shuffling loader of a dataset.
-
-    A text has no name in the script: "module:function" stands for what it names.
-    """
-    names = _names_around(dataset)
-    arguments = {"dataset": None if isinstance(dataset, str) else names.get(id(dataset))}
-    if not is_a(dataset, "torch.utils.data", "IterableDataset") and not isinstance(dataset, str):
-        arguments["shuffle"] = "True"
-    data = sys.modules.get("torch.utils.data")
-    return {"call": _class_name(data.DataLoader, names) if data else "", "arguments": arguments}
-
-
-def may_fuse(optimizer: object) -> bool | None:
-    """Return whether an optimizer has a fused version that is not in use; None if it is unknown."""
-    defaults = held(optimizer).get("defaults")
-    if type(defaults) is not dict:
-        return None
-    return "fused" in defaults and defaults["fused"] is not True
-
-
-def has_compiled() -> bool:
-    """Return whether torch.compile has compiled anything in this process."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters.get("frames"))
 
 
 def _arguments(loader: object, names: Names) -> dict[str, str | None]:
@@ -114,12 +89,6 @@ def _name_of(part: object, names: Names) -> str | None:
         owner = names.get(id(part.__self__))
         return owner and f"{owner}.{part.__name__}"
     return names.get(id(part))
-
-
-def _class_name(kind: type, names: Names) -> str | None:
-    """Return what the script calls a class of DataLoaders: "" for torch's without a name."""
-    is_torchs = kind is sys.modules["torch.utils.data"].DataLoader
-    return names.get(id(kind)) or ("" if is_torchs else None)
 
 
 def _names_around(part: object) -> Names:

@@ -65,8 +65,8 @@ class LoopSteps:
         if self.clock is not None:
             self.start = self.clock.mark()
 
-    def end(self, now: int) -> None:
-        """The body is over, and issued to its device."""
+    def end(self, now: int) -> bool:
+        """The body is over, and issued to its device; return whether it is time to write."""
         ready = self.ready
         samples, size = self.batch
         stamps = (self.asked, ready, ready, now)
@@ -77,9 +77,6 @@ class LoopSteps:
             self.ring.add(step)
         else:
             self.clock.in_flight.append((step, (self.start, self.clock.mark())))
-
-    def is_due(self, now: int) -> bool:
-        """Return whether it is time to write."""
         return now - self.written_at > GATHER_NS or self.next - self.drain.next >= MOST_STEPS
 
     def write(self, now: int = 0) -> None:

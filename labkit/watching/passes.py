@@ -17,9 +17,6 @@ from labkit.watching.recorder import Recorder
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Beat = Callable[[int | None], None]
-"""What is called twice a second with the time, ns, and with None when a pass is over."""
-
 
 class Pass:
     """Times each step of a pass.
@@ -32,7 +29,8 @@ class Pass:
 
     number = 0  # among the recorder's passes
 
-    def __init__(self, recorder: Recorder, beat: Beat | None = None):
+    def __init__(self, recorder: Recorder, beat: Callable[[int | None], None] | None = None):
+        """`beat` is called twice a second with the time, ns, and with None when it is over."""
         self.recorder = recorder
         self.steps = recorder.steps
         self.beat = beat
@@ -50,10 +48,8 @@ class Pass:
             return iterator
         steps = self.steps
         try:
-            if steps.ready:
-                steps.end(now)
-                if steps.is_due(now):
-                    now = self._write(now)
+            if steps.ready and steps.end(now):
+                now = self._write(now)
             steps.ask(now)
         except Exception as error:
             self._give_up(error)
@@ -97,13 +93,6 @@ class Pass:
             if self.beat is not None:
                 self.beat(now)
         return now_ns()  # what this took is neither waiting nor body
-
-    def pause(self) -> None:
-        """End the step that goes on, and record nothing until the pass `is_new` again."""
-        if self.number == self.recorder.going:
-            if self.steps.ready:
-                self.steps.end(now_ns())
-            self.recorder.drop_pass()
 
     def end(self, how: str, error: BaseException | None = None) -> None:
         """End the pass; `error` is that of one which "failed"."""

@@ -31,7 +31,7 @@ from labkit.instruments.telemetry_process import telemetry_beside
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.interrupts import OwnErrors
 from labkit.watching import run_folders
-from labkit.watching.loader_call import call_of, has_compiled, in_trainer, may_fuse
+from labkit.watching.loader_call import call_of, in_trainer
 from labkit.watching.loop_steps import LoopSteps
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from labkit.stamps.timeline import AddStep, DeviceClock
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
-KEEP_PASSES = 20_000  # 6 MB without their steps: a pass may be of one batch
 BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
 LEAST_WARMUP = 3  # steps that the statistics leave out
 
@@ -52,17 +51,8 @@ class Recorder:
     variables and loader as well, until the run ends.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        loader: object,
-        model: Any = None,
-        place: tuple[str, int] | None = None,
-    ):
-        """`model`, where it is known, is the torch.nn.Module that the loop trains.
-
-        `place` is the file and line of the loop.
-        """
+    def __init__(self, folder: Path, loader: object, place: tuple[str, int] | None = None):
+        """`place` is the file and line of the loop."""
         self.folder = Path(folder)
         self.pid = os.getpid()
         self.log = EventLog(folder)
@@ -70,9 +60,17 @@ class Recorder:
         self.place = place
         self.dataset: Callable[[], object] = type(None)  # returns that of its last loader, or None
         self.feed_from(loader)
-        self.model = model
         self.optimizer: torch.optim.Optimizer | None = None  # of its first step, until `_begin`
-        self._write_head(loader)
+        code = None
+        with OwnErrors():
+            code = call_of(loader)
+        watched = {
+            "loader": type(loader).__name__,
+            "trainer": in_trainer(),
+            "code": code,  # the call that makes the loader, where it is known
+            "place": place and list(place),
+        }
+        record_head.write_spec(self.log, self.folder.name, self.knobs, watched=watched)
         self.batches = BatchFacts(self.knobs.get("batch_size"))
         self.steps = LoopSteps(self.folder, self.log)
         self.has_begun = False  # whether it is known what the loop's body runs on
@@ -100,19 +98,6 @@ class Recorder:
             self.ends.enter_context(HangWatch(lambda: [self.folder]))
         self.telemetry: Path | None = None  # a file that it goes on with
         self.beat_at = now_ns() + BEAT_NS  # when the loop's variables are looked at again
-
-    def _write_head(self, loader: object) -> None:
-        """Write what is watched: `code` is the call that makes the loader, where it is known."""
-        code = None
-        with OwnErrors():
-            code = call_of(loader)
-        watched = {
-            "loader": type(loader).__name__,
-            "trainer": in_trainer(),
-            "code": code,
-            "place": self.place and list(self.place),
-        }
-        record_head.write_spec(self.log, self.folder.name, self.knobs, watched=watched)
 
     # -- as the process of its Run -----------------------------------------------------------------
 
@@ -154,7 +139,7 @@ class Recorder:
 
     def has_room(self) -> bool:
         """Return whether there is room for more; where the log or disk is full, end the run."""
-        is_full = self.steps.next >= KEEP_STEPS or self.begun > KEEP_PASSES or self.log.error
+        is_full = self.steps.next >= KEEP_STEPS or self.log.error
         if is_full and not self.closed:
             self.log.write("full", steps=self.steps.next)
             self.close()
@@ -218,16 +203,14 @@ class Recorder:
     def _begin(self) -> None:
         """Say what this is: known only when the first body has run, and used the device."""
         weights: list[Any] = []
-        fuses = dtype = None
+        fused = dtype = None
         with OwnErrors():
-            if self.model is None:
-                groups = held(self.optimizer).get("param_groups", ())
-                weights = [each for group in groups for each in group["params"]]
-            else:
-                weights = list(self.model.parameters())
-            fuses = may_fuse(self.optimizer)
+            known = held(self.optimizer)
+            weights = [each for group in known["param_groups"] for each in group["params"]]
+            fused = known["defaults"].get("fused", True)
             dtype = dtype_of(largest_of(weights))
         self.optimizer = None  # it is the script's
+        dynamo: Any = sys.modules.get("torch._dynamo.utils")
         machine, self.steps.clock = machine_and_clock(self.steps.ring.add, weights)
         self.has_begun = True
         self.log.write("machine", **machine)
@@ -239,8 +222,8 @@ class Recorder:
             batch_dtype=self.batches.dtype,
             unit=self.batches.unit,
             batch_on_gpu=self.batches.on_gpu,
-            may_fuse=fuses,
-            is_compiled=has_compiled(),
+            may_fuse=fused is not True,
+            is_compiled=bool(dynamo and dynamo.counters.get("frames")),
         )
         self.log.write("begin", warmup=max(LEAST_WARMUP, loader_knobs.in_flight(self.knobs)))
 

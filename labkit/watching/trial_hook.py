@@ -35,14 +35,15 @@ class Order(TypedDict):
     ready: bool  # whether its first batches are handed out again and again
 
 
-def install(module: ModuleType, order: str) -> None:
-    """Hook torch's module of loaders, when it has just been loaded, as an `Order` in JSON asks."""
-    if hasattr(module, "DataLoader"):
-        hook(vars(module)["DataLoader"], json.loads(order))
+def install(module: ModuleType, text: str) -> None:
+    """Hook torch's module of loaders, when it has just been loaded, as an `Order` in JSON asks.
 
-
-def hook(kind: Any, order: Order) -> None:
-    """Hook how a loader is made, which then knows where, and how a pass over it begins."""
+    That is how a loader is made, which then knows where, and how a pass over it begins.
+    """
+    kind = vars(module).get("DataLoader")
+    if kind is None:  # torch's optimizers
+        return
+    order: Order = json.loads(text)
     make, iterate = kind.__init__, kind.__iter__
     kept = Kept()
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-from paired import in_turn
 
 from labkit import Pipeline, machine
 from labkit.api import launch
@@ -60,11 +58,11 @@ def stop_s(fault: str | None = None) -> float:
 def main() -> None:
     """Print each cost: medians of several repeats."""
     os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])
-    took = in_turn({code: functools.partial(python_s, code) for code in (IMPORT, "pass")}, REPEATS)
+    imports = np.median([python_s(IMPORT) - python_s("pass") for _ in range(REPEATS)])
     first, whole = np.median([run_s(warm=False) for _ in range(REPEATS)], axis=0)
     first_warm, _ = np.median([run_s(warm=True) for _ in range(REPEATS)], axis=0)
     rows = [
-        ("import labkit, above a bare Python", took[IMPORT].median() - took["pass"].median(), 0.5),
+        ("import labkit, above a bare Python", imports, 0.5),
         ("lk.run to its first step", first, 4.0),
         ("the same with a standby", first_warm, 0.3),
         ("a default run, from start to end", whole, 6.0),

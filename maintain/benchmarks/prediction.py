@@ -1,11 +1,10 @@
 """How well `lk.predict` does: every workload is run once, other settings predicted, then measured.
 
-    python maintain/benchmarks/prediction.py --records DIR [--only NAME] [--passes 2]
+    python maintain/benchmarks/prediction.py
 
-Every run is kept as a record in DIR, and what is there is not measured again. Run it on a quiet
-machine. In each pass a workload is run and its settings right behind it, since a machine with
-neighbours is not as fast at all times; what a setting shows, and what was predicted of it, is the
-mean of the passes. An uneven machine needs more of them.
+Run it on a quiet machine. In each pass a workload is run and its settings right behind it, since a
+machine with neighbours is not as fast at all times; what a setting shows, and what was predicted of
+it, is the mean of the passes. An uneven machine needs more of them.
 
 The workloads have not been used to make the model: its constants and ranges were set on six others.
 Targets: utilization 3 points (median), 8 (90th percentile); throughput 8 % (median), 15 % (90th)
@@ -32,7 +31,6 @@ Not untouched: an early pass over these workloads was off by 13.5 % and showed w
 (a hand-off timed at rest), and the range was widened once, from 89 % held.
 """
 
-import argparse
 import itertools
 import os
 import tempfile
@@ -48,6 +46,7 @@ os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-prediction-
 import labkit as lk
 from labkit.api import launch
 
+PASSES = 2
 SHORT = {"seconds": 1.8, "xray": False}  # a setting's run; a workload's own takes 4 s
 
 
@@ -89,19 +88,17 @@ WORKLOADS = {
 
 
 def recorded(pipeline, path):
-    """Return the record at `path`; where there is none it is made now."""
-    if not path.exists():
-        run = launch(pipeline).wait_or_raise()
-        run.save(path)
-        print(f"{path}: {run}", flush=True)
+    """Run a pipeline; return its record, which stays when older runs are deleted."""
+    run = launch(pipeline).wait_or_raise()
+    run.save(path)
+    print(f"{path}: {run}", flush=True)
     return lk.load(path)
 
 
-def measured(names, folder, passes):
+def measured(folder):
     """Return, for each setting, its runs and the run of its workload before each of them."""
     found = defaultdict(list)
-    for turn, name in itertools.product(range(passes), names):
-        knobs, settings = WORKLOADS[name]
+    for turn, (name, (knobs, settings)) in itertools.product(range(PASSES), WORKLOADS.items()):
         pipeline = lk.Pipeline(**{"steps": 100_000, "seconds": 4.0, **knobs})
         base = recorded(pipeline, folder / name / f"base-{turn}.jsonl.gz")
         for i, changes in enumerate(settings):
@@ -145,12 +142,7 @@ def figures(rows):
     }
 
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--records", type=Path, required=True)
-parser.add_argument("--only", action="append", metavar="NAME", help="one workload of them")
-parser.add_argument("--passes", type=int, default=2)
-asked = parser.parse_args()
-found = measured(asked.only or WORKLOADS, asked.records, asked.passes)
+found = measured(Path(os.environ["LABKIT_HOME"], "kept"))
 rows = pd.DataFrame(compared(*setting, pairs) for setting, pairs in found.items())
 print(rows.to_string(index=False))
 told = rows.dropna(subset="error")

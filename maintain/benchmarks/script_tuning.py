@@ -1,6 +1,6 @@
 """`labkit tune -- python train.py` against every setting of a grid, on scripts of users' kinds.
 
-    python maintain/benchmarks/script_tuning.py [--only remote,threads] [--seconds 2]
+    python maintain/benchmarks/script_tuning.py [NAME ...]
 
 Each script is written into a folder of its own and tuned as a user would. Then every setting of a
 grid is run, and the grid's best and the tuner's pick are run in turn. Targets: the pick reaches
@@ -10,7 +10,6 @@ is the model is told so in two runs. The exit code is 1 where one is missed.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 import tempfile
@@ -107,6 +106,7 @@ GRID = {
     "persistent_workers": (False, True),
 }
 ROUNDS = 3
+SECONDS = 2.0  # of a run
 
 
 def grid(start: dict[str, object]) -> list[dict[str, object]]:
@@ -119,16 +119,16 @@ def grid(start: dict[str, object]) -> list[dict[str, object]]:
     return found
 
 
-def row(name: str, seconds: float) -> tuple[str, float, float, float, int, float]:
+def row(name: str) -> tuple[str, float, float, float, int, float]:
     """Tune one script; return the pick's and the start's share of the grid's best, and the cost."""
     folder = Path(tempfile.mkdtemp())
     (folder / "train.py").write_text(SCRIPTS[name])
     command = [sys.executable, str(folder / "train.py")]
     began = time.monotonic()
-    tuning = tune_script(command, seconds=seconds)
+    tuning = tune_script(command, seconds=SECONDS)
     took = time.monotonic() - began
     runs = sum(len(trial.rates) for trial in tuning.tried)
-    bench = ScriptBench(command, seconds)
+    bench = ScriptBench(command, SECONDS)
     bench.look(Tuning(name, {}))
     kept = [s for s in grid(tuning.start) if bench.epochs or not s["persistent_workers"]]
     rates = [(bench.measure(knobs).rate or 0.0, knobs) for knobs in kept]
@@ -145,24 +145,19 @@ def row(name: str, seconds: float) -> tuple[str, float, float, float, int, float
 
 def main() -> int:
     """Print a row for each script; return 1 where a target is missed."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default=",".join(SCRIPTS))
-    parser.add_argument("--seconds", type=float, default=2.0)
-    options = parser.parse_args()
+    names = sys.argv[1:] or list(SCRIPTS)
     print("| script | of the grid's best | as written | gain said | runs | s |")
     print("|---|---|---|---|---|---|")
     reached = missed = 0
-    for name in options.only.split(","):
-        name, pick, start, gain, runs, took = row(name, options.seconds)
+    for name in names:
+        name, pick, start, gain, runs, took = row(name)
         print(
             f"| {name} | {pick:.0%} | {start:.0%} | {gain:.2f}x | {runs} | {took:.0f} |", flush=True
         )
         reached += pick >= 0.95
-        slower = pick < 0.97 * start
-        missed += slower or took > 180 or (name == "model" and runs > 2)
-    count = len(options.only.split(","))
-    print(f"{reached} of {count} within 5 %")
-    return int(missed > 0 or reached < 0.9 * count)
+        missed += pick < 0.97 * start or took > 180 or (name == "model" and runs > 2)
+    print(f"{reached} of {len(names)} within 5 %")
+    return int(missed > 0 or reached < 0.9 * len(names))
 
 
 if __name__ == "__main__":

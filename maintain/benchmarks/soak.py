@@ -65,7 +65,7 @@ class Kill:
     def __init__(self, seed: int, home: str):
         self.chance = random.Random(seed)
         shape = dict(self.chance.choice(SHAPES), num_workers=self.chance.randint(1, 4), **ALWAYS)
-        standby_s = self.chance.choice([0, self.chance.uniform(0, 3)])
+        standby_s = self.chance.choice([0, 1, 3])
         path = os.pathsep.join([sys.path[0], os.environ.get("PYTHONPATH", "")])
         self.kernel = subprocess.Popen(
             [sys.executable, "-c", KERNEL, json.dumps([shape, standby_s])],

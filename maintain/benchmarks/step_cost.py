@@ -1,18 +1,18 @@
-"""What the kit costs a step of 1.4 ms: `python maintain/benchmarks/step_cost.py [STEPS]`.
+"""What the kit costs a step of 1.4 ms: `python maintain/benchmarks/step_cost.py`.
 
 A lot decides for every step whether it is recorded, as in a run of ours; whether its batch comes
 through `lk.watch` or straight from the loader; and for every batch of a loader whether its items
 are timed. The model has one thread, and a step's time is that thread's CPU time. Only half of the
 watched steps are recorded, so they are written half as often: as many to a write as in a real loop.
-Sampling the stack goes by the clock: it is switched on or off for half a second at a time.
+Sampling the stack goes by the clock: it is switched on or off for half a second at a time. Blocks
+of one way and then of another cannot resolve 1 %: on a noisy machine they differ by 3 to 5 %.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
-import sys
+import random
 import tempfile
 import time
 from pathlib import Path
@@ -22,7 +22,6 @@ os.environ.setdefault("LABKIT_HOME", tempfile.mkdtemp(prefix="labkit-step-cost-"
 
 import numpy as np
 import torch
-from paired import added, by_lot, in_turn
 
 from labkit import Pipeline, watch
 from labkit.bench import loop
@@ -39,6 +38,31 @@ STEP_MS = 1.4
 STEPS = 10_000
 ITEMS = 32  # in a batch of the loader whose timing is measured
 STRETCH_S = 0.5  # that the sampler is on, or off
+
+
+def by_lot(ways: list, times: int) -> list[np.ndarray]:
+    """Do one of the `ways` `times` times, drawn by lot; return what each call of each took, ns.
+
+    That is CPU time of this thread: where others want the core, wall time is mostly their doing.
+    """
+    lot = random.Random(0)
+    took: list[list[int]] = [[] for _ in ways]
+    for _ in range(times):
+        drawn = lot.randrange(len(ways))
+        start = time.thread_time_ns()
+        ways[drawn]()
+        took[drawn].append(time.thread_time_ns() - start)
+    return [np.array(each) for each in took]
+
+
+def added(plain: np.ndarray, more: np.ndarray) -> tuple[float, float]:
+    """Return what the mean of `more` is above that of `plain`, and what it may be off by (95 %).
+
+    The slowest 1 % of both are left out: what else the machine had to do.
+    """
+    sides = [np.sort(side)[: -len(side) // 100] for side in (plain, more)]
+    variance = sum(side.var() / len(side) for side in sides)
+    return sides[1].mean() - sides[0].mean(), 1.96 * variance**0.5
 
 
 class Steps:
@@ -122,20 +146,20 @@ def fetchers(folder: Path) -> list:
 
 
 def main() -> None:
-    asked = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS
     folder = Path(tempfile.mkdtemp())
     steps = Steps()
     host = timeline.HostTimeline(StepRing(folder).add)
-    show("recording a step", [steps.plain, lambda: steps.recorded(host)], asked)
+    show("recording a step", [steps.plain, lambda: steps.recorded(host)], STEPS)
     loop_steps.GATHER_NS *= 2
     through = iter(watch(itertools.repeat(steps.batch), live=False))
-    show("watching a step", [steps.plain, lambda: steps.train(next(through))], asked)
-    show("timing an item of the loader", fetchers(folder), asked // 10, ITEMS)
+    show("watching a step", [steps.plain, lambda: steps.train(next(through))], STEPS)
+    show("timing an item of the loader", fetchers(folder), STEPS // 10, ITEMS)
     sampler = Recorder(tempfile.mkdtemp(), []).sampler
-    ways = {on: functools.partial(steps.seconds, on and sampler) for on in (False, True)}
-    took = in_turn(ways, max(2, asked // 700))
-    ratios = took[True] / took[False] - 1
-    print(f"sampling: {ratios.mean():.2%} of a step, +-{1.96 * ratios.sem():.2%} (95 %)")
+    took = [[steps.seconds(by) for by in (None, sampler)] for _ in range(STEPS // 700)]
+    plain, sampled = np.transpose(took)
+    ratios = sampled / plain - 1
+    off = 1.96 * ratios.std(ddof=1) / len(ratios) ** 0.5
+    print(f"sampling: {ratios.mean():.2%} of a step, +-{off:.2%} (95 %)")
 
 
 if __name__ == "__main__":

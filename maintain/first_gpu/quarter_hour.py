@@ -166,6 +166,7 @@ def main():
     options = parser.parse_args()
     if options.dry_run:
         os.environ |= {"LABKIT_QUICK": "1", "TRITON_INTERPRET": "1"}
+        KNOWN["decode"] = {"width": 256, "depth": 1}
     elif lk.machine().kind != "gpu":
         print("There is no GPU that torch can use here; --dry-run rehearses without.")
         return 2

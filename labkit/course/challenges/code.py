@@ -204,14 +204,6 @@ def loop(answer: Answer) -> Mapping[str, float]:
 GRAPHS = "graphs"
 
 
-def broken(x: Tensor) -> Tensor:
-    """Return what the task asks for, in two graphs."""
-    y = torch.relu(x * 2)
-    if y.sum().item() > 10:
-        y = y - y.mean()
-    return y * 0.5
-
-
 def one_graph(x: Tensor) -> Tensor:
     """Choose between two tensors without leaving the graph."""
     y = torch.relu(x * 2)
@@ -235,7 +227,7 @@ def graph_break(answer: Answer) -> Mapping[str, float]:
     """
     for scale in (0.01, 1.0, 5.0, -1.0):  # both sides of the condition
         x = torch.randn(64, 32) * scale
-        if not torch.allclose(answer(x.clone()), broken(x), atol=1e-6):
+        if not torch.allclose(answer(x.clone()), one_graph(x), atol=1e-6):
             raise ValueError("It does not return what the function of the task returns.")
     torch._dynamo.reset()
     return {GRAPHS: torch._dynamo.explain(answer)(torch.randn(64, 32)).graph_count}
@@ -256,16 +248,14 @@ def part_by_part(
     receive: Callable[[int], Tensor],
 ) -> Tensor:
     """Return the mean of all ranks' gradients; each rank adds up one part, and shares its sum."""
-    parts = list(mine.chunk(ranks))
+    parts = mine.chunk(ranks)
     others = [other for other in range(ranks) if other != rank]
     for other in others:
         send(other, parts[other])
-    parts[rank] = sum((receive(other) for other in others), parts[rank])
+    total = sum((receive(other) for other in others), parts[rank])
     for other in others:
-        send(other, parts[rank])
-    for other in others:
-        parts[other] = receive(other)
-    return torch.cat(parts) / ranks
+        send(other, total)
+    return torch.cat([total if each == rank else receive(each) for each in range(ranks)]) / ranks
 
 
 @code(
@@ -399,16 +389,15 @@ class Preallocated:
         self.longest = longest
         self.length = 0
 
-    def grown(self, *new: Tensor) -> tuple[Tensor, ...]:
+    def grown(self, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
         """Take new keys and values (B, H, T, D); return those of all tokens so far."""
+        new = torch.stack([keys, values])
         start = self.length
         if not start:
-            shape = new[0].shape
-            self.kept = [torch.empty(*shape[:2], self.longest, shape[3]) for _ in new]
-        self.length = end = start + new[0].shape[2]
-        for kept, tokens in zip(self.kept, new, strict=True):
-            kept[:, :, start:end] = tokens
-        return tuple(kept[:, :, :end] for kept in self.kept)
+            self.kept = new.new_empty(*new.shape[:3], self.longest, new.shape[4])
+        self.length = start + new.shape[3]
+        self.kept[:, :, :, start : self.length] = new
+        return tuple(self.kept[:, :, :, : self.length])
 
 
 @code(

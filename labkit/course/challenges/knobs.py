@@ -1,8 +1,8 @@
 """The challenges that are answered with settings, and judged by a run of them."""
 
 from labkit.course.challenge import Goal, KnobChallenge
+from labkit.instruments.loader_knobs import in_flight
 from labkit.spec import Pipeline
-from labkit.tuning.trial import in_flight
 
 NETWORK = Pipeline(io_ms=10.0, xray=False)
 

@@ -2,7 +2,6 @@
 
 from labkit.diagnosis.causes import (  # noqa: F401 - they are asked in this order
     body,
-    compute,
-    launches,
+    device,
     loader,
 )

@@ -9,23 +9,21 @@ import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis import wall_shares
-from labkit.diagnosis.evidence import Evidence, asked
-from labkit.diagnosis.findings import LOSS, WARNING, Finding, Remedy, cause, loss
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.findings import LOSS, WARNING, Finding, Remedy, asked, cause, loss
 from labkit.diagnosis.hot_lines import Line
 
 # -- copies to the device ------------------------------------------------------------------------
 
-ONE_BLOCK = Remedy("one_block", "Send one contiguous block per batch.", "copies")
+ONE_BLOCK = Remedy("one_block", "Send one contiguous block per batch.")
 FEWER_BYTES = Remedy(
     "fewer_bytes_over",
     "Copy fewer bytes: images as uint8, a quarter of float32, other numbers as int16 or float16, "
     "half of it; convert and normalise them on the device.",
-    "copies",
 )
 COPY_AHEAD = Remedy(
     "copy_ahead",
     "Copy the next batch under the compute of this one (prefetch_to_device=True).",
-    "copies",
     {"prefetch_to_device": True},
 )
 PIN_MEMORY = Remedy(
@@ -33,7 +31,6 @@ PIN_MEMORY = Remedy(
     "Send one contiguous block per batch from pinned memory: pin_memory=True, then "
     "non_blocking=True, which does nothing for a batch in a class of your own that has no "
     "pin_memory().",
-    "copies",
     {"pin_memory": True, "non_blocking": True},
 )
 
@@ -58,12 +55,12 @@ def lost_in_body(evidence: Evidence, share: float) -> float:
 
     That is `certain_share` of the time.
     """
-    return min(share * evidence.compute_share, max(1 - evidence.card.certain_share, 0.0))
+    return min(share * evidence.compute_share, max(1 - evidence.certain_share, 0.0))
 
 
 def sampled_by(evidence: Evidence) -> str:
     """Say by what a loop's body was measured."""
-    return f"{len(evidence.loop.lines)} sampled stacks, {evidence.source}"
+    return f"{len(evidence.lines)} sampled stacks, {evidence.source}"
 
 
 @cause(LOSS)
@@ -75,21 +72,20 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     Where copies take COPIES_LEAD of the time, fewer bytes are the remedy of floats: what pinned
     memory could hide is shorter then, and one more thread makes such a loop slower.
     """
-    lines = evidence.loop.lines
+    lines, moved, working = evidence.lines, evidence.batch_bytes, 1 - evidence.host_wait_share
     if evidence.kind != "gpu" or not evidence.compute_share:
         return None
     at_copies = lines.mask("body") & (lines.frame.kind == "copy")
     part = lines.frame.of_phase[at_copies].sum()
-    copying = part * (1 - evidence.host_wait_share)
+    copying = part * working
     copying_s = copying / evidence.compute_share * evidence.compute_us / 1e6
-    moved = evidence.batch.bytes
     if not copying or moved < limits.COPIES_BYTES_S * copying_s:
         return None
     lost = min(copying, lost_in_body(evidence, part))
     worst = lines.rows(at_copies)[:3]
     seen = f"of the time the host waits for the copy of a batch to the device, in {worst[0].what}"
     seen += f" ({moved / 2**20:.0f} MiB a batch, at {moved / copying_s / 1e9:.1f} GB/s)"
-    are_floats = evidence.batch.known("dtype") in (None, "float32", "float64")
+    are_floats = evidence.known("batch_dtype") in (None, "float32", "float64")
     remedy = FEWER_BYTES if lost > limits.COPIES_LEAD and are_floats else PIN_MEMORY
     return loss("transfer", "copies", lost, seen, sampled_by(evidence), remedy, lines=worst)
 
@@ -100,21 +96,16 @@ VECTORISE = Remedy(
     "vectorise",
     "Vectorise it, do it in tensor operations, or take it out of the loop. What prepares a batch "
     "belongs in the dataset or in collate_fn, where the loader's workers do it.",
-    "lines",
 )
 LOG_RARELY = Remedy(
     "log_rarely",
     "Do it in every 50th step or less, buffered and without fsync, or in a thread of its own.",
-    "lines",
 )
-WAIT_ELSEWHERE = Remedy(
-    "wait_elsewhere", "Do it in a thread of its own, or between epochs.", "lines"
-)
+WAIT_ELSEWHERE = Remedy("wait_elsewhere", "Do it in a thread of its own, or between epochs.")
 FEED_THE_OTHER = Remedy(
     "feed_the_other",
     "Make that DataLoader once, outside the loop, with workers of its own: num_workers=2 to begin "
     "with, and persistent_workers=True. Or read it less often: a validation every few epochs.",
-    "workers",
 )
 BESIDES = {  # what a body does besides training, by the part of it; and what helps
     "python": ("Python", VECTORISE),
@@ -145,16 +136,15 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     regular long steps. It costs its share of the sampled stacks; on a GPU, which may work meanwhile
     on what is queued, at most that.
     """
-    loop = evidence.loop
-    drift = asked(longer_and_longer, evidence)
+    lines, drift = evidence.lines, asked(longer_and_longer, evidence)
     lost = lost_in_body(evidence, evidence.body.get(part, 0.0))
     if not lost or (drift and drift.lost_share > lost / 2):
         return None  # it may be what makes the steps longer and longer: said there
-    mask = loop.lines.mask("body", part)
-    there = loop.lines.frame[mask]
-    every = period(there.step.to_numpy(), there.share.to_numpy(), loop.spent)
+    mask = lines.mask("body", part)
+    there = lines.frame[mask]
+    every = period(there.step.to_numpy(), there.share.to_numpy(), evidence.body_s)
     words, remedy = BESIDES[part]
-    rows = loop.lines.rows(mask)[:3]
+    rows = lines.rows(mask)[:3]
     seen = f"of the time the body of the loop is not training but {words}, most of it in "
     seen += rows[0].what + (f", every {every} steps" if every else "")
     name = "periodic" if every else part
@@ -172,13 +162,11 @@ KEEP_LESS = Remedy(
     "Print every 100th step's time beside the sizes of what that line works on. Something may be "
     "kept from step to step, such as a list: empty it now and then, or memory runs out some time. "
     "Longer texts and larger images may grow on purpose.",
-    "lines",
 )
 KEEP_NUMBERS = Remedy(
     "keep_numbers",
     "Keep numbers instead of tensors with the graphs that made them: add loss.item(), append "
     "loss.detach(); and call backward() on the loss of this step alone.",
-    "lines",
 )
 
 
@@ -186,20 +174,19 @@ KEEP_NUMBERS = Remedy(
 def longer_and_longer(evidence: Evidence) -> Finding | None:
     """A watched loop's steps take longer and longer: cause "drift".
 
-    It is found where the last fifth of the steps takes DRIFT times the first, and a variable was
+    It is found where the last fifth of the steps takes `DRIFT` times the first, and a variable was
     seen to grow or no other program DISTURBS the loop. Batches that grow as much explain it. It
     costs what the later steps take beyond the first.
     """
-    drift = evidence.loop.drift
-    grown = asked(kept, evidence)
-    is_alone = evidence.crowded_by <= limits.DISTURBS
-    if drift is None or drift.growth < limits.DRIFT or not (grown or is_alone):
+    growth, grown = evidence.growth, kept(evidence)
+    if not grown and evidence.crowded_by > limits.DISTURBS:
         return None
     grown = grown or Finding("host", "drift", remedies=(KEEP_LESS,))
-    seen = f"The last steps take {drift.growth:.1f}x as long as the first ({evidence.source}). "
-    lines = evidence.loop.lines
+    seen = f"The last steps take {growth:.1f}x as long as the first ({evidence.source}). "
+    lines = evidence.lines
     rows = grown.lines + lines.rows(lines.mask("body"))[:3]
-    return replace(grown, lost_share=drift.share, evidence=seen + grown.evidence, lines=rows)
+    lost = evidence.grown_share
+    return replace(grown, lost_share=lost, evidence=seen + grown.evidence, lines=rows)
 
 
 @cause(WARNING)
@@ -208,9 +195,9 @@ def kept(evidence: Evidence) -> Finding | None:
 
     Cause "drift".
     """
-    if not evidence.growth:
+    if not evidence.variables:
         return None
-    variable = evidence.growth[0]
+    variable = evidence.variables[0]
     where = variable["file"], variable["line"], variable["function"]
     line = Line(*where, 0.0, "body", "python", variable["name"])
     seen = f"`{variable['name']}` in {line.address} grew from {variable['before']} to "
@@ -226,13 +213,11 @@ REMEDIES = {  # by the part of a script's time; with underscores these are the c
         "Validate in `with torch.inference_mode():`, after model.eval(): it needs no gradients. "
         "Then less often, on a part of the data, or with larger batches and workers for its "
         "DataLoader.",
-        "lines",
     ),
     wall_shares.BETWEEN: Remedy(
         "less_between",
         'Look at the lines whose phase is "between", and run them less often: checkpoints, '
         "metrics, plots, a loader that is built anew.",
-        "lines",
     ),
 }
 
@@ -246,10 +231,11 @@ def beside_training(evidence: Evidence) -> Finding | None:
     """
     whole = evidence.whole
     part = max(REMEDIES, key=whole.share)
-    if whole.share(part) < limits.BESIDE * whole.running:
+    outside = whole.share(wall_shares.BEFORE, wall_shares.AFTER)
+    share = whole.share(part) / max(1 - outside, 1e-9)
+    if share < limits.BESIDE:
         return None
-    share = whole.share(part) / whole.running
-    place = whole.place(part)
+    place = next(each["place"] for each in whole.parts if each["part"] == part)
     seen = f"of the time after the start is {part}{f' ({place})' if place else ''}"
     name = part.replace(" ", "_")
     return loss("host", name, share, seen, "passes over loaders", REMEDIES[part])

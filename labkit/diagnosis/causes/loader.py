@@ -10,9 +10,9 @@ import math
 from dataclasses import replace
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.evidence import Evidence, WorkerEvidence, asked
-from labkit.diagnosis.findings import LATE, LOSS, Finding, Remedy, cause, found, gain_without
-from labkit.diagnosis.hot_lines import MAKING
+from labkit.diagnosis.evidence import Evidence
+from labkit.diagnosis.findings import LATE, LOSS, Finding, Remedy, asked, cause, found, gain_without
+from labkit.diagnosis.hot_lines import MAKING, Line
 from labkit.knobs import Setting, as_typed
 from labkit.spec import WITHOUT_WORKERS
 from labkit.text import counted
@@ -36,9 +36,10 @@ def has_cheap_items(evidence: Evidence) -> bool:
     """
     lines = evidence.known("lines")
     waits_us = evidence.known("wait_us") or 0.0
-    cheap = not evidence.has_workers and 0 < waits_us < limits.HANDOFF_US
+    has_workers = bool(evidence.num_workers)
+    cheap = not has_workers and 0 < waits_us < limits.HANDOFF_US
     if lines is not None:
-        there = lines.frame[lines.mask("worker" if evidence.has_workers else "waiting")]
+        there = lines.frame[lines.mask("worker" if has_workers else "waiting")]
         torchs = there.of_phase[(there.within != "") & ~there.own].sum()
         is_torchs = len(there) >= limits.FEWEST_LINES and torchs >= limits.MOST_OF_LOADING
         cheap = cheap or is_torchs
@@ -56,13 +57,13 @@ def workers_to_try(evidence: Evidence) -> int | None:
     A simulation tells of a bench's own pipeline. A loop that was only watched begins with some, and
     doubles them while they leave cores idle.
     """
-    now, advised = evidence.known("num_workers"), evidence.known("advised")
+    now, advised = evidence.num_workers, evidence.known("advised")
     trace = evidence.known("trace")
     if advised is not None:
         return advised
     if now:
         return None if cores_full(evidence) else 2 * now
-    if now is None and (trace is None or trace.known("has_workers")):
+    if now is None and (trace is None or trace.loader_workers):
         return None
     return max(FEWEST, min(MOST_AT_FIRST, evidence.use.cores or FEWEST))
 
@@ -74,7 +75,6 @@ FETCH_AT_ONCE = Remedy(
     "The items are cheap: taking them one by one, stacking them and sending them from a worker is "
     "most of the work. Fetch a batch at once: index the tensors with a batch of indices, without a "
     "DataLoader; where dataset[[0, 1]] works, a BatchSampler as the DataLoader's sampler does so.",
-    "items",
     code="# sampler = BatchSampler(RandomSampler(dataset), batch_size=32, drop_last=False)\n"
     "# loader = DataLoader(dataset, sampler=sampler, batch_size=None)\n",
 )
@@ -82,39 +82,35 @@ IN_THE_LOOP = Remedy(
     "batches_in_the_loop",
     "Make batches in the loop (num_workers=0): to send them from another process costs more than "
     "it saves.",
-    "workers",
     {"num_workers": 0, **WITHOUT_WORKERS},
 )
 INTO_A_DATASET = Remedy(
     "into_a_dataset",
     "Prepare batches in a Dataset that a DataLoader with workers reads, or with more workers or "
     "threads of a loader's own.",
-    "workers",
 )
-CHEAPER_ITEMS = Remedy(
-    "cheaper_items", "Do less work per item, or do it once before training.", "workers"
-)
+CHEAPER_ITEMS = Remedy("cheaper_items", "Do less work per item, or do it once before training.")
 
 
 def settings(evidence: Evidence) -> tuple[Remedy, ...]:
     """Return what to set of a loader, in the order in which it is tried; else cheaper items."""
-    now, number = evidence.worker_count, workers_to_try(evidence)
+    now, number = evidence.num_workers, workers_to_try(evidence)
     deeper = evidence.known("deeper_queue")
     is_cheap = has_cheap_items(evidence)
     remedies = [FETCH_AT_ONCE] if is_cheap else []
     if now and number == 0:
         remedies.append(IN_THE_LOOP)
-    if deeper and deeper != evidence.known("prefetch_factor") and evidence.stalls:
+    if deeper and deeper != evidence.knobs.get("prefetch_factor") and evidence.stalls:
         text = f"Raise prefetch_factor to {deeper}: the queue does not ride out the stalls."
-        remedies.append(Remedy("deeper_queue", text, "queue", {"prefetch_factor": deeper}))
-    if number and number != now and not is_cheap and not evidence.batch.on_gpu:
+        remedies.append(Remedy("deeper_queue", text, {"prefetch_factor": deeper}))
+    if number and number != now and not is_cheap and not evidence.batch_on_gpu:
         changes: dict[str, Setting] = {"num_workers": number}
-        if evidence.known("loop") and not now:
+        if evidence.watched and not now:
             changes["persistent_workers"] = True
         text = f"Prepare batches in other processes: {as_typed(changes)}."
         text += SHARE_OUT if evidence.code.streams else ""
-        remedies.append(Remedy("set_num_workers", text, "workers", changes))
-    elif evidence.known("num_workers") is None and evidence.known("trace") is None:
+        remedies.append(Remedy("set_num_workers", text, changes))
+    elif now is None and evidence.known("trace") is None:
         remedies.append(INTO_A_DATASET)
     return tuple(remedies) or (CHEAPER_ITEMS,)
 
@@ -138,14 +134,19 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     seen = f"{wait:.0%} of the time is spent waiting for the next batch ({evidence.source}). "
     if evidence.stalls:
         seen += f"{evidence.stall_share:.0%} of that falls into a tenth of the steps: stalls. "
-        workers: WorkerEvidence | None = evidence.known("workers")
-        if workers and workers.slowest:
-            seen += f"The slowest items are {workers.slowest}. "
-    lines = why.lines or evidence.loading_lines
+    lines = why.lines or loading_lines(evidence)
     if lines and not why.lines:
         seen += f"Most of making a batch is in {lines[0].what}. "
     evidence_of_it = (seen + why.evidence).strip()
     return replace(why, lost_share=wait, evidence=evidence_of_it, lines=lines)
+
+
+def loading_lines(evidence: Evidence) -> tuple[Line, ...]:
+    """Return the costliest lines that make batches, where enough was sampled: workers' go first."""
+    lines = evidence.known("lines")
+    if lines is None:
+        return ()
+    return (lines.rows(lines.making("worker")) or lines.rows(lines.making("waiting")))[:3]
 
 
 def late(name: str, seen: str, *remedies: Remedy) -> Finding:
@@ -159,7 +160,6 @@ RAISE_AN_ERROR = Remedy(
     "raise_an_error_instead",
     "Have the loader raise an error instead of waiting for ever, and start workers anew instead of "
     "forking: OpenCV, HDF5 and tokenizers may deadlock after a fork (cv2.setNumThreads(0)).",
-    "lines",
     code="# DataLoader(..., timeout=60, multiprocessing_context='spawn')\n",
 )
 
@@ -170,8 +170,8 @@ def worker_hangs(evidence: Evidence) -> Finding | None:
 
     It is found where that lasted HANGS_S or longer.
     """
-    hang = evidence.workers.hang
-    if hang.seconds < limits.HANGS_S:
+    count, hang = evidence.workers, evidence.hang
+    if not count or hang.seconds < limits.HANGS_S:
         return None
     seen = f"{hang.seconds:.0f} s since worker {hang.worker} last made progress."
     return late("hang", seen, RAISE_AN_ERROR)
@@ -183,7 +183,6 @@ ONE_THREAD = Remedy(
     "MKL_NUM_THREADS=1 in front of the command, or these lines above all imports (PyTorch limits "
     "only its own threads; OpenCV needs cv2.setNumThreads(0) in the dataset). `labkit tune` tries "
     "it on your script.",
-    "workers",
     code='# for library in ("OMP", "OPENBLAS", "MKL"):  # above all other imports\n'
     '#     os.environ[f"{library}_NUM_THREADS"] = "1"\n',
 )
@@ -195,13 +194,12 @@ def crowding_threads(evidence: Evidence) -> Finding | None:
 
     A worker's CPU time over its time tells how many compute, where they were not counted.
     """
-    workers = evidence.workers
-    cores = evidence.use.cores
-    each = max(1 + workers.library_threads, round(workers.cpu_share))
-    if not cores or each < 2 or each * workers.workers <= cores:
+    workers, cores = evidence.workers, evidence.use.cores
+    each = max(1 + evidence.library_threads, round(evidence.worker_cpu))
+    if not cores or each < 2 or each * workers <= cores:
         return None
-    seen = f"Each of {counted(workers.workers, 'worker')} computes with {each} threads"
-    seen += f", {each * workers.workers} in all, on {counted(cores, 'core')}."
+    seen = f"Each of {counted(workers, 'worker')} computes with {each} threads"
+    seen += f", {each * workers} in all, on {counted(cores, 'core')}."
     return late("threads", seen, ONE_THREAD)
 
 
@@ -211,14 +209,12 @@ KEEP_WORKERS = Remedy(
     "persistent_workers",
     "Keep the workers between epochs, with what they have cached: persistent_workers=True, in a "
     "loader that is made once, above the loop over the epochs.",
-    "epochs",
     {"persistent_workers": True},
 )
 READ_ONCE = Remedy(
     "read_once",
     "Build what the first epoch builds, and read what it reads, once before training. Where the "
     "page cache did it, time later epochs only, or copy the data to a local disk first.",
-    "epochs",
 )
 
 
@@ -230,14 +226,14 @@ def epoch_start(evidence: Evidence) -> Finding | None:
     "cold_start", where what the first epoch waits longer than later ones does: a cache of the
     system or of the dataset was empty.
     """
-    epochs = evidence.epochs
+    starts, first = evidence.epoch_starts, evidence.first_epoch
     half = max(evidence.wait_share / 2, 1e-9)
-    if evidence.has_workers and epochs.starts >= half:
-        seen = f"{epochs.starts:.0%} of the time is the start of later epochs."
+    if evidence.num_workers and starts >= half:
+        seen = f"{starts:.0%} of the time is the start of later epochs."
         return late("workers_restart", seen, KEEP_WORKERS, *settings(evidence))
-    if epochs.first < half:
+    if first < half:
         return None
-    seen = f"{epochs.first:.0%} of the time is what the first epoch waited longer than later ones."
+    seen = f"{first:.0%} of the time is what the first epoch waited longer than later ones."
     return late("cold_start", seen, READ_ONCE)
 
 
@@ -251,7 +247,9 @@ def slow_code(evidence: Evidence) -> Finding | None:
     Cause "slow_line", "item" or "collate", where it has MOST_OF_LOADING of the waiting, or of the
     time of workers that do not rest while the loop waits.
     """
-    lines = evidence.loop.lines
+    if not evidence.watched:
+        return None
+    lines = evidence.lines
     for phase in MAKING:
         made = lines.making(phase)
         shares = lines.frame[made].groupby("code", observed=True).of_phase.sum()
@@ -262,7 +260,7 @@ def slow_code(evidence: Evidence) -> Finding | None:
         ours = made & (lines.frame.code == shares.idxmax())
         rows = lines.rows(ours)[:3]
         # No number of workers makes a sampler quicker, nor what a loop with workers does by itself
-        is_alone = is_in_loop and evidence.has_workers
+        is_alone = is_in_loop and bool(evidence.num_workers)
         return Finding(
             "input",
             lines.frame.within[ours].iloc[0] or "slow_line",
@@ -278,7 +276,6 @@ FEWER_PIECES = Remedy(
     "fewer_pieces",
     "Send less from a worker: one tensor for each part of a batch in place of lists, dicts and "
     "many small tensors; images as uint8, which the loop scales; compare pin_memory on and off.",
-    "items",
 )
 
 
@@ -289,7 +286,7 @@ def hand_over(evidence: Evidence) -> Finding | None:
     It is found where the average worker had no batch to make for WORKERS_REST of the time, also
     while the loop waits, and other programs had at most FOREIGN_LOAD of the loop's core.
     """
-    idle = evidence.workers.idle_share
+    idle = evidence.workers and evidence.worker_idle
     rests = idle >= limits.WORKERS_REST and idle + evidence.wait_share > 1
     if not rests or evidence.crowded_by > limits.FOREIGN_LOAD:
         return None
@@ -308,12 +305,11 @@ def state_of_workers(evidence: Evidence) -> Finding | None:
     Cause "cores": these are full. Else "too_few_workers": each computes for COMPUTES of its time;
     "storage_latency": for less than MOSTLY_WAITS, and waits for storage or a network.
     """
-    workers = evidence.workers
-    computing = workers.cpu_share
+    workers, computing = evidence.workers, evidence.worker_cpu
     name = "too_few_workers" if computing >= limits.COMPUTES else "storage_latency"
     if cores_full(evidence):
         name = "cores"
     elif evidence.stalls or limits.MOSTLY_WAITS <= computing < limits.COMPUTES:
         return None
-    seen = f"{computing:.0%} CPU on average in {counted(workers.workers, 'worker')} on "
+    seen = f"{computing:.0%} CPU on average in {counted(workers, 'worker')} on "
     return late(name, f"{seen}{evidence.use.cores} cores.", *settings(evidence))

@@ -1,4 +1,4 @@
-"""What holds several ranks back, and which of them: the slow one is not the one that waits.
+"""What holds back several runs that belong together: the ranks of a job, the loops of a script.
 
 Ranks that train together meet once a step, in the exchange of their gradients. A rank that is short
 of data looks idle, the others busy, in an all-reduce that cannot complete before the last rank has
@@ -7,17 +7,24 @@ all its gradients. So the late rank is the one that takes longest for its own pa
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.findings import Finding, Remedy, loss
 from labkit.diagnosis.judge import of_run
 from labkit.diagnosis.verdict import Diagnosis
+from labkit.diagnosis.wall_shares import trains, wall_shares
 from labkit.diagnosis.wording import worded
+from labkit.process.leftovers import recover_loop
 from labkit.results.core_use import CoreUse
+from labkit.results.ranks import rank_times
 from labkit.results.run_data import RunData
+from labkit.stamps.events import EventLog
+from labkit.watching.run_folders import folders_in, process_of, rank_of
 
 if TYPE_CHECKING:
     import pandas
@@ -26,32 +33,23 @@ EXCHANGE_LESS = Remedy(
     "exchange_less",
     "Exchange gradients less often: with accumulation, only before an update (no_sync), or use a "
     "larger batch.",
-    "exchange",
 )
 FEED_RANK = Remedy(
-    "feed_rank", "Feed that rank: its disk, its share of the files, its num_workers.", "workers"
+    "feed_rank", "Feed that rank: its disk, its share of the files, its num_workers."
 )
 LOOK_AT_IT = Remedy(
     "look_at_the_slow_rank",
     "Do less often what that rank does alone, as all ranks wait for it; else look at what else "
     "runs there, its clock and its batches' sizes.",
-    "ranks",
 )
+LEAST_PASSES = 5  # of one batch: fewer look at what a batch is
 
 
-@dataclass(frozen=True)
-class RanksVerdict:
-    """What holds several ranks back."""
-
-    rank: int  # the one whose record says why
-    verdict: Diagnosis
-    own: Mapping[int, Diagnosis]  # of each rank, judged alone
-
-
-def of_ranks(runs: Mapping[int, RunData], times: pandas.DataFrame | None) -> RanksVerdict:
+def of_ranks(runs: Mapping[int, RunData], times: pandas.DataFrame | None) -> tuple[int, Diagnosis]:
     """Name what holds ranks back, from the run of each and where their steps went together.
 
-    Then comes what the rank to blame shows when it is judged alone.
+    Then comes what the rank to blame, which is returned before the verdict, shows when it is judged
+    alone.
     """
     cores = {rank: CoreUse.of(run).own or 0.0 for rank, run in sorted(runs.items())}
     own = {rank: of_run(runs[rank], sum(cores.values()) - cores[rank]) for rank in cores}
@@ -62,10 +60,7 @@ def of_ranks(runs: Mapping[int, RunData], times: pandas.DataFrame | None) -> Ran
     if found:
         alone = (each for each in verdict.findings if each.lost_share)
         verdict = replace(verdict, findings=(*map(worded, found), *alone))
-    elif len(own) > 1:
-        note = f"No one of the {len(own)} ranks is seen to be late: this is of rank {rank} alone."
-        verdict = replace(verdict, notes=(*verdict.notes, note))
-    return RanksVerdict(rank, verdict, own)
+    return rank, verdict
 
 
 def between_ranks(times: pandas.DataFrame) -> list[Finding]:
@@ -92,7 +87,63 @@ def between_ranks(times: pandas.DataFrame) -> list[Finding]:
     by = "stamps in DDP's communication hook"
     name = "the_exchange_is_not_hidden"
     exchange = loss("communication", name, lost, seen, by, EXCHANGE_LESS)
-    least = limits.WORTH_NAMING
-    found = [is_late] if longer >= least["straggler"] else []
-    found += [exchange] if lost >= least["communication"] else []
-    return sorted(found, key=lambda each: -each.lost_share)
+    found = sorted((is_late, exchange), key=lambda each: -each.lost_share)
+    return [each for each in found if each.lost_share >= limits.WORTH_NAMING[each.name]]
+
+
+# -- the loops of a watched script -----------------------------------------------------------------
+
+
+def runs_in(folder: Path) -> list[RunData]:
+    """Return the runs of a script that can be read."""
+    found = []
+    for each in folders_in(folder):
+        with contextlib.suppress(ValueError, OSError):
+            recover_loop(each)
+            found.append(run := RunData(each))
+            run.follow()
+    return found
+
+
+def dropped_passes(runs: list[RunData]) -> str:
+    """Say that a script makes an iterator for each batch, `next(iter(loader))`; "" where none does.
+
+    That is one of which no loop that trains was recorded, but passes that ended before a step.
+    """
+    passes = max((len(run.all("pass")) for run in runs if not run.steps), default=0)
+    if passes < LEAST_PASSES or any(run.steps and trains(run) for run in runs):
+        return ""
+    return (
+        f"a new iterator is made for each batch ({passes} times), which starts the workers and "
+        "draws an order. Loop over the loader, or take all batches of an epoch from one iterator."
+    )
+
+
+def judge_runs(
+    runs: list[RunData], start_ns: int = 0, end_ns: int = 0
+) -> tuple[RunData, Diagnosis] | None:
+    """Judge the longest loop that trains; of several ranks, that of all of them.
+
+    Before the verdict stands the run whose record says why. None where no run has a step. The
+    script ran from `start_ns` to `end_ns`; else from the first pass over a loader to the last.
+    """
+    runs = sorted((run for run in runs if run.steps), key=lambda run: (trains(run), run.length_s))
+    if not runs:
+        return None
+    longest = {rank_of(run.path): run for run in runs}
+    for run in longest.values():
+        _write_shares(run, runs, start_ns, end_ns)
+    rank, verdict = of_ranks(longest, rank_times(longest))
+    return longest[rank], verdict
+
+
+def _write_shares(run: RunData, runs: list[RunData], start_ns: int, end_ns: int) -> None:
+    """Write into a run's log how the time of its process was shared out."""
+    of_process = [each for each in runs if process_of(each.path) == process_of(run.path)]
+    ended_ns = 0 if any(each.event("full") for each in of_process) else end_ns
+    shares = wall_shares(of_process, start_ns, ended_ns)
+    if shares is not None:
+        log = EventLog(run.path)
+        log.write("wall", **asdict(shares))
+        log.close()
+        run.follow()
