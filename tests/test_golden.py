@@ -84,9 +84,9 @@ def test_the_names_in_json_are_as_they_were():
 
 
 if __name__ == "__main__":
-    golden = {
-        "verdicts": {name: verdict(path) for name, path in records().items()},
-        "json": json_names(),
-    }
+    there = {name: verdict(path) for name, path in records().items()}
+    # The traces may lie elsewhere
+    kept = {name: said for name, said in GOLDEN_VALUES["verdicts"].items() if "traces/" in name}
+    golden = {"verdicts": kept | there, "json": json_names()}
     GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
     sys.exit(0)

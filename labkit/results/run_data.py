@@ -29,7 +29,7 @@ HIDES = 0.05  # of wall time: fewer gaps than this within the busy time are not 
 # An MFU above this is none, and what looks like one between 1 and this counts as 1: 3x3 kernels on
 # 8x8 pixels, an eighth of whose products are with padding, and 10 %
 NO_PEAK = 1.25
-CPU_VALUES = {"image_px": PX, "steps": STEPS}  # in older logs of a CPU, for what was automatic
+CPU_VALUES = {"image_px": PX, "steps": STEPS}  # in version 1 on a CPU, for what was automatic
 BLOCKS = 5  # stretches of the run, whose throughputs are compared to judge its noise
 
 
@@ -58,7 +58,7 @@ class RunData(LogData):
     def asked(self) -> Pipeline | Watched:
         """The pipeline that was asked for; of a watched loop, what is known of it."""
         knobs = self.fact_of("spec", "pipeline", default={})
-        if self.machine.kind == "cpu":
+        if self.fact_of("spec", "version") == 1 and self.machine.kind == "cpu":
             automatic = {name for name, value in CPU_VALUES.items() if knobs.get(name) == value}
             knobs = knobs | dict.fromkeys(automatic)
         return self._pipeline(knobs)
