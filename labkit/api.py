@@ -362,9 +362,8 @@ def launch(
     if source is not None and "measure" not in asked:  # the other knobs act on no part of theirs
         knobs = {name: asked["pipeline"][name] for name in LOADER_KNOBS}
         said = {"pipeline": knobs, "watched": {"loader": f"DataLoader({source.name})"}}
-    kind = launcher.RANKS if "ranks" in asked else launcher.BENCH
     try:
-        with launcher.starting(kind) as handle:
+        with launcher.starting() as handle:
             run = handle.folder.name
             order: Any = {"run": run, "cache": str(folders.home()), "fault": fault, **asked}
             if source is not None:

@@ -12,14 +12,13 @@ from numpy.typing import ArrayLike
 from labkit.bench.grid import NOISY
 from labkit.knobs import as_typed
 from labkit.quotas import GIB
-from labkit.results.device_peaks import Peak, peak
+from labkit.results.device_peaks import Peak, card
 from labkit.results.log_data import LogData, fact
-from labkit.results.watched_pipeline import Watched, pipeline_of
+from labkit.results.watched_pipeline import pipeline_of
 from labkit.results.workers import LoaderWorkers
 from labkit.spec import PX, STEPS, Pipeline
 from labkit.stamps.record import Event
 from labkit.stamps.step_classes import CLASSES, StepClock, split_steps, unevenness
-from labkit.stamps.steps import HOST
 from labkit.text import noise, percent
 
 if TYPE_CHECKING:
@@ -55,22 +54,19 @@ class RunData(LogData):
     # What ran
 
     @cached_property
-    def asked(self) -> Pipeline | Watched:
+    def asked(self) -> Pipeline:
         """The pipeline that was asked for; of a watched loop, what is known of it."""
         knobs = self.fact_of("spec", "pipeline", default={})
         if self.machine.kind == "cpu":
             automatic = {name for name, value in CPU_VALUES.items() if knobs.get(name) == value}
             knobs = knobs | dict.fromkeys(automatic)
-        return self._pipeline(knobs)
+        return pipeline_of(knobs, self.watched)
 
     @cached_property
-    def pipeline(self) -> Pipeline | Watched:
+    def pipeline(self) -> Pipeline:
         """The pipeline that ran, with every automatic value filled in."""
         job = self.fact_of("job", "pipeline")
-        return self.asked if job is None else self._pipeline(job)
-
-    def _pipeline(self, knobs: dict[str, Any]) -> Pipeline | Watched:
-        return Watched(self.watched, knobs) if self.watched else pipeline_of(knobs)
+        return self.asked if job is None else pipeline_of(job, self.watched)
 
     # The type of the loader that `lk.watch` looked at; None for our own runs
     watched: str | None = fact("spec", "watched", "loader")
@@ -190,14 +186,6 @@ class RunData(LogData):
     def end_s(self, number: int) -> float:
         """Return when a step was over, s."""
         return float(self.clock.moments("busy_end", number)[0])
-
-    @property
-    def host_ns(self) -> np.ndarray:
-        """The host's stamps (steps, 4), ns on the machine's clock.
-
-        When it asked for data, had it, had issued the copy, and had issued the compute.
-        """
-        return self._steps.table(HOST, slice(self.steps))
 
     def seconds(self, at_ns: ArrayLike) -> np.ndarray:
         """Return moments of this run's clock (ns) in s; NaN between passes over a loader."""
@@ -353,8 +341,20 @@ class RunData(LogData):
 
     @cached_property
     def peak(self) -> Peak | None:
-        """What `mfu` and `mbu` are held against, with its source."""
-        return peak(self)
+        """What `mfu` and `mbu` are held against: a listed GPU's data sheet, in its precision.
+
+        Else what `lk.peaks()` had measured there, on as many threads, before the run ended; or
+        None.
+        """
+        work = self.event("work") or {}
+        kind, name = work.get("precision"), self.machine.name
+        rates = work.get("roof") or {}
+        rate, memory, source = rates.get(kind), rates.get("bandwidth"), f"measured on {name}"
+        sheet = card(name)
+        if sheet and kind in sheet["tflop_per_s"]:
+            rate, memory = sheet["tflop_per_s"][kind] * 1e12, sheet["gb_per_s"] * 1e9
+            source = f"data sheet of {sheet['name']}"
+        return Peak(rate, memory, kind, source) if rate else None
 
     @cached_property
     def mfu(self) -> float | None:
@@ -400,7 +400,8 @@ class RunData(LogData):
     @property
     def what(self) -> str:
         """The knobs that were set."""
-        return as_typed(self.asked.changed()) or "defaults"
+        loader = {"watched": self.watched} if self.watched else {}
+        return as_typed(loader | self.asked.changed()) or "defaults"
 
     @property
     def in_short(self) -> str:

@@ -2,56 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from labkit.knobs import Settings
 from labkit.spec import KNOBS, Pipeline
 from labkit.stamps.event_shapes import MOST
 from labkit.stamps.record import RecordError
 
-MAX_LOADER = 80  # characters of the name of a loader's type
 
-
-def pipeline_of(knobs: Settings) -> Pipeline:
+def pipeline_of(knobs: Settings, is_watched: object = None) -> Pipeline:
     """Build a Pipeline from a record; raise RecordError where its values are not allowed."""
     known = {name: value for name, value in knobs.items() if name in KNOBS}
+    if is_watched:
+        return Watched(**dict.fromkeys(KNOBS) | known)
     try:
         return Pipeline(**known)
     except ValueError as error:
         raise RecordError(f"The record's pipeline is not valid: {error}") from None
 
 
-class Watched:
-    """Stands in for the Pipeline of a watched loop.
+class Watched(Pipeline):
+    """The settings of a watched loop's loader, under the names of the knobs; others are None."""
 
-    It has the `settings` of the user's loader under the names of the knobs; all others are None.
-    """
-
-    simulated_delay = ""
-
-    def __init__(self, loader: str, knobs: Settings):
+    def __post_init__(self) -> None:
         """Keep what is a plain value: a record is anybody's."""
-        self.loader = str(loader)[:MAX_LOADER]
-        self.settings: Settings = {}
         for name, knob in KNOBS.items():
-            value = knobs.get(name)
+            value = getattr(self, name)
             is_count = isinstance(value, int) and 0 <= value < MOST
-            if is_count or (value and value in (knob.choices or ())):
-                self.settings[name] = value
-
-    def __getattr__(self, name: str) -> Any:
-        """Return the value of a knob."""
-        if name not in KNOBS:
-            raise AttributeError(name)
-        return self.settings.get(name)
-
-    def to_dict(self) -> Settings:
-        """Return every knob of a Pipeline; None where this loop's value is not known."""
-        return {name: self.settings.get(name) for name in KNOBS}
+            if not (is_count or (value and value in (knob.choices or ()))):
+                object.__setattr__(self, name, None)
 
     def changed(self) -> Settings:
-        """Return what is known, the loader's type first."""
-        return {"watched": self.loader, **self.settings}
+        """Return what is known."""
+        return {name: value for name, value in self.to_dict().items() if value is not None}
 
     def but(self, **changes: object) -> NoReturn:
         """Raise ValueError: labkit holds neither the data nor the model of a watched loop."""

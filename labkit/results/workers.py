@@ -7,13 +7,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from labkit.instruments.loader_work import BatchRow
+from labkit.results.log_data import LogData
 from labkit.stamps.event_shapes import fits
 from labkit.stamps.steps import HOST
 
 if TYPE_CHECKING:
     import pandas
-
-    from labkit.results.run_data import RunData
 
 MOMENTS = ["start", "fetched", "ready"]  # of a batch
 
@@ -29,7 +28,7 @@ class Hang:
 class LoaderWorkers:
     """What a run's loader did, worker by worker; falsy where nothing was recorded of it."""
 
-    def __init__(self, run: RunData):
+    def __init__(self, run: LogData):
         self.run = run
 
     def __len__(self) -> int:
@@ -85,7 +84,7 @@ class LoaderWorkers:
         table = pandas.DataFrame(rows, columns=names).sort_values("start", ignore_index=True)
         table["batch_ms"] = ((table.ready - table.start) / 1e6).clip(lower=1e-6)
         table["cpu_ms"] = table.cpu_ns / 1e6
-        zero_ns = self.run.host_ns[0, 0] if self.run.steps else 0
+        zero_ns = next(iter(self.run.host_ns[:, 0]), 0)
         table[MOMENTS] = (table[MOMENTS] - zero_ns) / 1e9  # between two passes as well
         return table
 
