@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from labkit.bench.grid import NOISY
-from labkit.knobs import as_typed
+from labkit.knobs import Settings, as_typed
 from labkit.quotas import GIB
 from labkit.results.device_peaks import Peak, card
 from labkit.results.log_data import LogData, fact
-from labkit.results.watched_pipeline import pipeline_of
 from labkit.results.workers import LoaderWorkers
-from labkit.spec import PX, STEPS, Pipeline
-from labkit.stamps.record import Event
+from labkit.spec import KNOBS, PX, STEPS, Pipeline
+from labkit.stamps.event_shapes import MOST
+from labkit.stamps.record import Event, RecordError
 from labkit.stamps.step_classes import CLASSES, StepClock, split_steps, unevenness
 from labkit.text import noise, percent
 
@@ -39,6 +39,40 @@ def _mean_of(classes: slice) -> Any:
         return None if run.mean_ms is None else float(run.mean_ms[classes].sum())
 
     return property(mean)
+
+
+class Watched(Pipeline):
+    """The settings of a watched loop's loader, under the names of the knobs; others are None."""
+
+    def __post_init__(self) -> None:
+        """Keep what is a plain value: a record is anybody's."""
+        for name, knob in KNOBS.items():
+            value = getattr(self, name)
+            is_count = isinstance(value, int) and 0 <= value < MOST
+            if not (is_count or (value and value in (knob.choices or ()))):
+                object.__setattr__(self, name, None)
+
+    def changed(self) -> Settings:
+        """Return what is known."""
+        return {name: value for name, value in self.to_dict().items() if value is not None}
+
+    def but(self, **changes: object) -> NoReturn:
+        """Raise ValueError: labkit holds neither the data nor the model of a watched loop."""
+        raise ValueError(
+            "this run was watched, not made by labkit: change your own loader and watch it again."
+        )
+
+
+def pipeline_of(knobs: Settings, is_watched: object = None) -> Pipeline:
+    """Build a Pipeline from a record; raise RecordError where its values are not allowed."""
+    known: Settings = {name: value for name, value in knobs.items() if name in KNOBS}
+    if is_watched:
+        known = dict.fromkeys(KNOBS) | known
+        return Watched(**known)
+    try:
+        return Pipeline(**known)
+    except ValueError as error:
+        raise RecordError(f"The record's pipeline is not valid: {error}") from None
 
 
 class RunData(LogData):
@@ -120,19 +154,14 @@ class RunData(LogData):
     # device's own events timed it, or on a CPU
     no_events: str | None = fact("clock", "why")
 
-    @property
-    def telemetry(self) -> list[Event]:
-        """The instruments' samples, each with `t_ns`; gaps are None."""
-        return self.all("telemetry")
-
     def readings(self, key: str, since: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-        """Return what the telemetry has of a metric from `since` (s) to the end of the last step.
+        """Return what was read of a metric from `since` (s) to the end of the last step.
 
         Moments (n,), s, and values (n,), NaN where there is a gap.
         """
         read = [
             (each["t_ns"], (each.get("gpm") or {}).get(key, each.get(key)))
-            for each in self.telemetry
+            for each in self.all("telemetry")
         ]
         table = np.array(read, dtype=float).reshape(-1, 2)  # None is NaN
         moments = self.seconds(table[:, 0])
@@ -346,8 +375,8 @@ class RunData(LogData):
         Else what `lk.peaks()` had measured there, on as many threads, before the run ended; or
         None.
         """
-        work = self.event("work") or {}
-        kind, name = work.get("precision"), self.machine.name
+        work: Event = self.event("work") or {}
+        kind, name = str(work.get("precision")), self.machine.name
         rates = work.get("roof") or {}
         rate, memory, source = rates.get(kind), rates.get("bandwidth"), f"measured on {name}"
         sheet = card(name)

@@ -21,7 +21,7 @@ MOMENTS = ["start", "fetched", "ready"]  # of a batch
 class Hang:
     """A stretch to the end of the record in which nothing moved."""
 
-    worker: int | None  # that held the loop up; None: its own process
+    worker: int  # that held the loop up
     seconds: float  # how long it lasted, as far as is known
 
 
@@ -90,16 +90,16 @@ class LoaderWorkers:
 
     @cached_property
     def hang(self) -> Hang | None:
-        """The hang that the run ended in; None where it went on."""
+        """The hang of a worker that the run ended in; None where it went on."""
         seen = self.run.event("hang")
-        if seen is None:
+        if seen is None or seen.get("worker") is None:  # in the loop's own process
             return None
         seen_ns, ready_ns = seen["t_ns"], self.run.host_ns[:, HOST.index("ready")]
         if self.run.event("done") or (ready_ns > seen_ns).any():
             return None
         ended_ns = (self.run.event("end") or seen).get("t_ns", seen_ns)
         seconds = seen["seconds"] + max(ended_ns - seen_ns, 0) / 1e9
-        return Hang(seen.get("worker"), seconds)
+        return Hang(seen["worker"], seconds)
 
     def __repr__(self) -> str:
         if not self:
