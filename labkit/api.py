@@ -54,13 +54,6 @@ class Run(LiveResult[RunData], RunData):
 
         return lines_of(self.data)
 
-    @property
-    def xray(self) -> Breakdown | None:
-        """The x-ray's trace; None where there is none in its folder or record."""
-        from labkit.traces.read import xray_of
-
-        return xray_of(self.data)
-
     def diagnose(self) -> Diagnosis:
         """Name what holds the run back, with evidence and advice."""
         return diagnose(self)
@@ -167,9 +160,6 @@ class Measurements(LiveResult[MeasurementsData], MeasurementsData):
         from labkit.view.rows_figure import plot
 
         return plot(self, x, y, by, **drawing)
-
-    def __repr__(self) -> str:
-        return repr(self.data)
 
 
 class Sweep(Result):
@@ -362,9 +352,8 @@ def launch(
     if source is not None and "measure" not in asked:  # the other knobs act on no part of theirs
         knobs = {name: asked["pipeline"][name] for name in LOADER_KNOBS}
         said = {"pipeline": knobs, "watched": {"loader": f"DataLoader({source.name})"}}
-    kind = launcher.RANKS if "ranks" in asked else launcher.BENCH
     try:
-        with launcher.starting(kind) as handle:
+        with launcher.starting() as handle:
             run = handle.folder.name
             order: Any = {"run": run, "cache": str(folders.home()), "fault": fault, **asked}
             if source is not None:

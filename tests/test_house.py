@@ -51,6 +51,7 @@ INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and wh
         "diagnosis results.core_use results.failures results.workers"
     ),
     "searches on made-up rates": "tuning",
+    "the trace of an x-ray, which only a verdict reads": "traces.read",
     "answers and cheats": "course",
     "hostile files, secrets, and a site that is not here": (
         "results.privacy results.templates text traces.events traces.file traces.public"

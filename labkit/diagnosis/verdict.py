@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from labkit.diagnosis.findings import BESIDE_TRAINING, BOTTLENECKS, Finding, in_words
-from labkit.results.result import Result, Table, copy_buttons
+from labkit.results.result import Result, Table
+from labkit.results.templates import template
 
 WITHOUT = {  # what is said where an instrument of this name was missing
     "xray": "no x-ray looked inside the steps (xray=True)",
@@ -112,6 +113,6 @@ class Diagnosis(Result):
         if page := self.findings[0].page:
             do = do.replace(page, f"<a href='{page}'>{page}</a>", 1)
         text = f"<b>{what}</b><div>{why}</div><div style='white-space:pre-wrap'>{do}</div>"
-        copied = copy_buttons({"PyTorch": self.findings[0].code})  # none for an empty text
+        copied = template("buttons.html").render(code=self.findings[0].code)
         more = self.table()._repr_html_()
         return f"{text}{copied}<details><summary>all findings</summary>{more}</details>"

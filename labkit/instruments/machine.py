@@ -119,9 +119,6 @@ def describe(device: torch.device) -> dict[str, Any]:
             "sm_count": card.multi_processor_count,
             "compute_capability": f"{card.major}.{card.minor}",
         }
-        with contextlib.suppress(pynvml.NVMLError):  # only the driver tells
-            pynvml.nvmlInit()
-            found["driver"] = pynvml.nvmlSystemGetDriverVersion()
     elif device.type != "cpu":  # of another maker, or another kind: of a loop that is watched
         found["name"] = "ROCm" if device.type == "cuda" else device.type.upper()
     return found

@@ -15,8 +15,7 @@ import numpy as np
 
 from labkit.knobs import Settings, as_typed
 from labkit.results.log_data import ENDINGS, LogData, fact
-from labkit.results.run_data import RunData
-from labkit.results.watched_pipeline import Watched, pipeline_of
+from labkit.results.run_data import RunData, pipeline_of
 from labkit.spec import Pipeline
 from labkit.stamps.record import Event
 from labkit.stamps.step_classes import split_steps
@@ -87,7 +86,7 @@ class RanksData(LogData):
         return pipeline_of(self.fact_of("spec", "pipeline", default={}))
 
     @property
-    def pipeline(self) -> Pipeline | Watched:
+    def pipeline(self) -> Pipeline:
         """The pipeline that rank 0 ran, with every automatic value filled in."""
         return self.first.pipeline if self.first else self.asked
 
@@ -179,7 +178,7 @@ def rank_times(runs: Mapping[int, RunData]) -> pandas.DataFrame | None:
     A row a rank. It waits for data (`wait`), for another's gradients (`others`), and for the
     exchange as far as it was not overlapped (`transfer`); `compute` is without these, `other`
     copies and Python between steps: shares of wall time, 0 to 1. A step took `step_ms` in the mean
-    of `steps`; `exchanging` is the share of them that exchanged gradients.
+    of `steps`.
 
     A bench's exchange has two stamps: a rank's gradients were complete, and all were averaged.
     Nothing stamps that of a watched script, where all but the wait for data may be waiting for the
@@ -212,7 +211,6 @@ def rank_times(runs: Mapping[int, RunData]) -> pandas.DataFrame | None:
     return pandas.DataFrame(shares, [*runs], list(RANK_PARTS)).assign(
         step_ms=1e3 * step.mean(),
         steps=stop - start,
-        exchanging=(complete > 0).mean(axis=1),
     )
 
 

@@ -167,7 +167,7 @@ class Tuning(Result):
             foot,
             left=(0, 3),
             bold=[place for place, trial in enumerate(self.tried) if trial is self.winner],
-            copies={"PyTorch": self.snippet} if is_over else {},
+            code=self.snippet if is_over else "",
         )
 
     def row(self, trial: Trial) -> tuple[str | None, ...]:
