@@ -91,8 +91,8 @@ class Search:
         finally:
             others = max((each.others for each in found.outcomes), default=0.0)
             if others > NEIGHBOURS:
-                used = f"Other programs used up to {others:.0%} of the cores"
-                found.notes.append(f"{used}: only pairs of runs in turn count.")
+                worth = "only the pairs count" if found.pairs else "these numbers are doubtful"
+                found.notes.append(f"Other programs used up to {others:.0%} of the cores: {worth}.")
             found.seconds = time.monotonic() - begun_s
         return found
 
@@ -204,11 +204,9 @@ class Search:
             return best
         pairs = found.pairs = self.in_turn(best)
         gain = median(pairs) if len(pairs) == PAIRS else 0.0
-        is_cheaper = gain >= 1 and cost(best.knobs) < cost(start.knobs)
-        if (gain >= 1 + WORTH and min(pairs) > 1) or (is_cheaper and not found.command):
+        is_cheaper = not found.command and gain >= 1 and cost(best.knobs) < cost(start.knobs)
+        if (gain >= 1 + WORTH and min(pairs) > 1) or is_cheaper:
             return best
-        if is_cheaper:
-            found.notes.append(f"As fast, and cheaper: {best.what}.")
         found.stopped = "nothing gained beyond the noise when it was run in turn"
         return start
 

@@ -203,11 +203,10 @@ class Recorder:
     def _begin(self) -> None:
         """Say what this is: known only when the first body has run, and used the device."""
         weights: list[Any] = []
-        fused = dtype = None
+        dtype = None
         with OwnErrors():
-            known = held(self.optimizer)
-            weights = [each for group in known["param_groups"] for each in group["params"]]
-            fused = known["defaults"].get("fused", True)
+            groups = held(self.optimizer)["param_groups"]
+            weights = [each for group in groups for each in group["params"]]
             dtype = dtype_of(largest_of(weights))
         self.optimizer = None  # it is the script's
         dynamo: Any = sys.modules.get("torch._dynamo.utils")
@@ -222,7 +221,6 @@ class Recorder:
             batch_dtype=self.batches.dtype,
             unit=self.batches.unit,
             batch_on_gpu=self.batches.on_gpu,
-            may_fuse=fused is not True,
             is_compiled=bool(dynamo and dynamo.counters.get("frames")),
         )
         self.log.write("begin", warmup=max(LEAST_WARMUP, loader_knobs.in_flight(self.knobs)))
@@ -256,8 +254,6 @@ class Recorder:
         self.sampler.flush()
         if self.work is not None:
             self.work.flush()
-        if self.sampler.missing and not self.sampler.taken:
-            self.log.write("no_lines", why=self.sampler.missing)
         if self.growth.least:  # what had grown may be empty by now
             self.log.write("growth", found=list(self.growth.found.values()))
         self.batches.write_padding(self.log)
