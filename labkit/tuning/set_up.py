@@ -15,9 +15,8 @@ from labkit.results.hardware import check_device, machine
 from labkit.results.payload import Source
 from labkit.results.privacy import shown_command
 from labkit.spec import Pipeline
-from labkit.tuning.improve import Improver
 from labkit.tuning.script_bench import ScriptBench
-from labkit.tuning.search import Search
+from labkit.tuning.search import Improver, Search
 from labkit.tuning.search_result import Tuning
 from labkit.tuning.trial import of_loader
 from labkit.tuning.trial_bench import TrialBench

@@ -18,16 +18,14 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from labkit import quotas
 from labkit.instruments import loader_knobs, record_head
-from labkit.instruments.batch_contents import BatchFacts, dtype_of, largest_of, unseen
+from labkit.instruments.batch_contents import BatchFacts, Growth, dtype_of, largest_of, unseen
 from labkit.instruments.before_calls import held
-from labkit.instruments.growth import Growth
 from labkit.instruments.hangs import PROGRESS, HangWatch
-from labkit.instruments.host import plain_machine
 from labkit.instruments.loader_hook import Recording
 from labkit.instruments.loader_work import LoaderWork
 from labkit.instruments.sampler import FLAG, Sampler
-from labkit.instruments.telemetry_process import telemetry_beside
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.interrupts import OwnErrors
 from labkit.watching import run_folders
@@ -242,7 +240,7 @@ class Recorder:
         self.growth.look(frame, self.sampler.places.loop)
         self.beat_at = now + BEAT_NS
         if self.is_alone and self.telemetry is None and self.pid == os.getpid():
-            self.telemetry = telemetry_beside(self.folder)
+            self.telemetry = run_folders.telemetry_beside(self.folder)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -286,7 +284,7 @@ def machine_and_clock(
     `weights` are those that are trained, where they are known.
     """
     if not (torch := sys.modules.get("torch")):
-        return plain_machine(), None
+        return quotas.plain_machine(), None
     from labkit.instruments import machine
     from labkit.stamps.timeline import DeviceClock
 
