@@ -139,17 +139,14 @@ class BatchFacts:
             self.dtype = dtype_of(largest)
             self.on_gpu = type(largest).__module__ == "torch" and not largest.is_cpu
 
-    def count(self, batch: object) -> int:
-        """Return the samples of a batch, and now and then look how much of it is padding."""
+    def size_of(self, batch: object) -> tuple[int, int]:
+        """Return the samples and bytes of a batch, and now and then look how much is padding."""
         if self.met % LOOK_EVERY == 0:
             with OwnErrors():
                 self.padding.append(padding_of(batch) or 0.0)
         self.met += 1
-        return samples_in(batch, self.size) or self.size or 1
-
-    def measure(self, batch: Batch) -> int:
-        """Return the bytes of a batch's arrays."""
-        return sum([array.nbytes for array in arrays_in(batch)])
+        size = sum([array.nbytes for array in arrays_in(batch)])
+        return samples_in(batch, self.size) or self.size or 1, size
 
     def write_padding(self, log: EventLog) -> None:
         """Write how much of the batches is padding, where it was looked for."""

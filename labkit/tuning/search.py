@@ -15,8 +15,7 @@ from labkit.results.hardware import Machine
 from labkit.spec import KNOBS, PYTORCH_PREFETCH, knobs_with
 from labkit.tuning.script_bench import ScriptBench
 from labkit.tuning.search_result import Tuning
-from labkit.tuning.trial import Outcome, Trial, cost, of_loader
-from labkit.tuning.trial_bench import TrialBench
+from labkit.tuning.trial import Outcome, Trial, TrialBench, cost, of_loader
 
 SURE = 0.10  # a gain above this needs no second measurement
 WORTH = 0.03  # what a change has to gain when it is run in turn with the start

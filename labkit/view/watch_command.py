@@ -15,8 +15,7 @@ from labkit.diagnosis.hot_lines import lines_of
 from labkit.diagnosis.several_runs import dropped_passes, judge_runs, runs_in
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wall_shares import shares_of
-from labkit.instruments.hangs import HangWatch, LiveHang
-from labkit.instruments.messages import say
+from labkit.instruments.hangs import HangWatch, LiveHang, say
 from labkit.process import folders
 from labkit.process.family import exit_name
 from labkit.process.leftovers import delete_run
