@@ -20,8 +20,7 @@ from played_gpu import CPU, GPU, MS, load, watched_log
 from torch.utils.data import DataLoader
 
 import labkit as lk
-from labkit.instruments.batch_contents import padding_of
-from labkit.instruments.growth import Growth
+from labkit.instruments.batch_contents import Growth, padding_of
 from labkit.instruments.stack import Places
 
 pytestmark = pytest.mark.usefixtures("watches_end")

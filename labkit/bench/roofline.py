@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from labkit import quotas
 from labkit.bench import formats
 from labkit.bench.data import IMAGE_CLASSES
 from labkit.bench.formats import DTYPES
 from labkit.bench.models import PATCH
-from labkit.instruments import host, machine
+from labkit.instruments import machine
 from labkit.process import folders
 from labkit.spec import Job
 from labkit.stamps.events import private
@@ -156,5 +157,5 @@ def _file_of(device: torch.device) -> Path:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:
-        name = f"{host.cpu_name()} {device.type} {torch.get_num_threads()} threads"
+        name = f"{quotas.cpu_name()} {device.type} {torch.get_num_threads()} threads"
     return folders.part("roofs") / f"{name} torch {torch.__version__}.json".replace("/", " ")

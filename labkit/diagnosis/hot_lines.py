@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     import pandas
 
 CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook cell's file
+NONE = (
+    "no stack was sampled after the warm-up: that takes Linux, a loop in the main thread, and the "
+    "signal SIGURG"
+)
 LEAST_SHOWN = 0.01  # share of a row of the table
 FEWEST = 30  # samples of the body (0.3 s of it) that may speak for its lines
 COLLATE = "collate"  # what a loader is busy with where it puts items together
@@ -102,8 +106,7 @@ class Lines(Result):
         frame["of_phase"] = _part_of(frame.seconds, frame.phase)
         frame["share"] = _part_of(frame.seconds, frame.phase == "worker")
         self.frame = frame
-        nothing = run.fact_of("no_lines", "why") or "no stack was sampled after the warm-up"
-        self.missing = "" if len(self) else nothing
+        self.missing = "" if len(self) else NONE
 
     def __len__(self) -> int:
         return len(self.frame)

@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from labkit.instruments.loader_knobs import OF_WORKERS
 from labkit.knobs import Setting
 from labkit.results.script import call_lines
-from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS
+from labkit.spec import LOADER_KNOBS
 from labkit.stamps.record import Event
 
-OF_WORKERS = {*WITHOUT_WORKERS, "multiprocessing_context", "timeout"}
 # What of a record may stand in code, as a record is anybody's: a name, a class, a literal
 NAME = re.compile(r"[^\W\d]\w{0,50}(\.[^\W\d]\w{0,50}){0,3}")
 CLASS = re.compile(r"(|([^\W\d]\w{0,50}\.){0,3}[A-Z]\w{0,50})")  # what else is called may do harm

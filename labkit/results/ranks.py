@@ -178,7 +178,7 @@ def rank_times(runs: Mapping[int, RunData]) -> pandas.DataFrame | None:
     A row a rank. It waits for data (`wait`), for another's gradients (`others`), and for the
     exchange as far as it was not overlapped (`transfer`); `compute` is without these, `other`
     copies and Python between steps: shares of wall time, 0 to 1. A step took `step_ms` in the mean
-    of `steps`.
+    of `steps`; `exchanging` is the share of them that exchanged gradients.
 
     A bench's exchange has two stamps: a rank's gradients were complete, and all were averaged.
     Nothing stamps that of a watched script, where all but the wait for data may be waiting for the
@@ -211,6 +211,7 @@ def rank_times(runs: Mapping[int, RunData]) -> pandas.DataFrame | None:
     return pandas.DataFrame(shares, [*runs], list(RANK_PARTS)).assign(
         step_ms=1e3 * step.mean(),
         steps=stop - start,
+        exchanging=(complete > 0).mean(axis=1),
     )
 
 

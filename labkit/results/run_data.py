@@ -154,6 +154,11 @@ class RunData(LogData):
     # device's own events timed it, or on a CPU
     no_events: str | None = fact("clock", "why")
 
+    @property
+    def telemetry(self) -> list[Event]:
+        """The instruments' samples, each with `t_ns`; gaps are None."""
+        return self.all("telemetry")
+
     def readings(self, key: str, since: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
         """Return what was read of a metric from `since` (s) to the end of the last step.
 
@@ -161,7 +166,7 @@ class RunData(LogData):
         """
         read = [
             (each["t_ns"], (each.get("gpm") or {}).get(key, each.get(key)))
-            for each in self.all("telemetry")
+            for each in self.telemetry
         ]
         table = np.array(read, dtype=float).reshape(-1, 2)  # None is NaN
         moments = self.seconds(table[:, 0])

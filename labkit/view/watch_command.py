@@ -15,9 +15,7 @@ from labkit.diagnosis.hot_lines import lines_of
 from labkit.diagnosis.several_runs import dropped_passes, judge_runs, runs_in
 from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wall_shares import shares_of
-from labkit.instruments.hangs import HangWatch, LiveHang
-from labkit.instruments.messages import say
-from labkit.instruments.telemetry_process import TELEMETRY, telemetry_beside
+from labkit.instruments.hangs import HangWatch, LiveHang, say
 from labkit.process import folders
 from labkit.process.family import exit_name
 from labkit.process.leftovers import delete_run
@@ -27,9 +25,14 @@ from labkit.results.run_data import RunData
 from labkit.stamps.events import FILE_NAME, events_named, now_ns
 from labkit.tuning.script_bench import runnable
 from labkit.view.display import told_of
-from labkit.watching.foreground import run_in_foreground
 from labkit.watching.headroom import TOO_SOON
-from labkit.watching.run_folders import folders_in, hooked
+from labkit.watching.run_folders import (
+    TELEMETRY,
+    folders_in,
+    hooked,
+    run_in_foreground,
+    telemetry_beside,
+)
 
 Found = dict[str, Any]
 """What `labkit watch --json` prints; in `text` what is said without it, where a step was seen."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from labkit.api import Run
 from labkit.callbacks import LoopRecorder
-from labkit.instruments.messages import say
+from labkit.instruments.hangs import say
 from labkit.process import launcher
 from labkit.view.display import Display, remember, told_of
 from labkit.watching import run_folders
