@@ -20,7 +20,7 @@ from labkit.traces.file import ONE_PER_RANK, Json, JsonObject, NotATrace, TraceF
 
 
 class Kind(IntEnum):
-    """The kinds of events that count."""
+    """The kinds of events that count; first the `CLASSES` but "other", in their order."""
 
     KERNEL = 0
     MEMCPY = 1
@@ -40,15 +40,7 @@ COPIES = (Kind.MEMCPY, Kind.MEMSET)
 ON_DEVICE = (*KERNELS, *COPIES)
 HOST_WORK = (Kind.COMMUNICATION, Kind.DATALOADER, Kind.CPU_OP)
 
-CLASS_KINDS = (  # of `CLASSES` but "other"
-    (Kind.KERNEL,),
-    (Kind.MEMCPY,),
-    (Kind.MEMSET,),
-    (Kind.COMMUNICATION, Kind.COLLECTIVE_KERNEL),
-    (Kind.RUNTIME,),
-    (Kind.DATALOADER,),
-    (Kind.CPU_OP,),
-)
+CLASSED_AS = {Kind.COMMUNICATION: Kind.COLLECTIVE_KERNEL}  # {a class: what it has besides}
 LANES = {  # rows of a picture of the trace
     "CPU operators": (Kind.CPU_OP,),
     "DataLoader": (Kind.DATALOADER,),

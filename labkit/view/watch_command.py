@@ -22,7 +22,6 @@ from labkit.process import folders
 from labkit.process.family import exit_name
 from labkit.process.leftovers import delete_run
 from labkit.results import saving
-from labkit.results.privacy import shown_command
 from labkit.results.run_data import RunData
 from labkit.stamps.events import FILE_NAME, events_named, now_ns
 from labkit.tuning.script_bench import runnable
@@ -47,7 +46,7 @@ TO_TRY = "to try settings on it: labkit tune -- <the same command>"  # which may
 
 def without_verdict(evidence: str, **known: object) -> Found:
     """Return what is said where no step was seen."""
-    nothing = dict.fromkeys(("seen", "bottleneck", "headroom", "record"))
+    nothing = dict.fromkeys(("bottleneck", "headroom", "record"))
     said = {"confidence": 0.0, "findings": [], "evidence": evidence, "text": evidence}
     return nothing | said | known
 
@@ -89,7 +88,7 @@ def watch_script(
         except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
             why = f"{type(error).__name__}: {error}"
             found = without_verdict(f"the verdict failed ({why}); the script ran to its end.")
-    return found | {"command": shown_command(command), "exit_code": code}, code
+    return found, code
 
 
 def runs_with_telemetry(folder: Path) -> list[Path]:
@@ -112,7 +111,7 @@ def judged(folder: Path, start_ns: int, code: int, hang: LiveHang | None, headro
     end_ns = now_ns()
     runs = runs_in(folder)
     if dropped := dropped_passes(runs):
-        return without_verdict(dropped, bottleneck="input", seen="inside")
+        return without_verdict(dropped, bottleneck="input")
     found = judge_runs(runs, start_ns, end_ns)
     if found is not None:
         return of_run(*found, headroom)
@@ -135,11 +134,9 @@ def of_run(run: RunData, verdict: Diagnosis, headroom: bool) -> Found:
     return verdict.to_dict() | {
         "text": told_of(run, verdict, TO_TRY, *more),
         "evidence": verdict.evidence,
-        "seen": "inside",
         "headroom": replayed,
         "record": str(run.path),
         "lines": [*map(asdict, lines_of(run).lines)],
-        "run": {name: value for name, value in run.to_dict().items() if name != "loss"},
         "wall_shares": shares and asdict(shares),
     }
 
@@ -163,10 +160,10 @@ def write_report(found: Found, path: str | None) -> None:
     try:
         if found["record"] is None:
             raise ValueError("no training step was seen.")
-        from labkit.view import report  # with matplotlib, which a script does not wait for
+        from labkit.view import run_figure  # with matplotlib, which a script does not wait for
 
         run = RunData(Path(found["record"]))
         run.follow()
-        saving.save_text(path, report.html_page(run, found["text"]), overwrite=True)
+        saving.save_text(path, run_figure.html_page(run, found["text"]), overwrite=True)
     except (OSError, ValueError) as error:
         say(f"{path} is not written: {error}", by="labkit watch")
