@@ -327,7 +327,7 @@ def test_a_traceback_and_a_loop_without_a_loader(tmp_path):
     done, found = watch_script(tmp_path, f"{text}raise KeyError('lost')")
     assert done.returncode == 1 and done.stderr.rstrip().endswith("KeyError: 'lost'")
     assert "labkit" not in done.stderr  # in the traceback
-    assert found["record"] is None and "failed" in found["evidence"]
+    assert found["record"] is None and "failed" in found["text"]
 
 
 FRAMEWORK = """

@@ -33,22 +33,20 @@ from labkit.watching.run_folders import folders_in, hooked
 Found = dict[str, Any]
 """What `labkit watch --json` prints; in `text` what is said without it, where a step was seen."""
 WRAP = "Wrap what the loop goes over: `for batch in lk.watch(loader):`."
-# Why no step was recorded, by the file that the hook leaves on its way where it comes so far
-MISSING = {
-    "python": "error: labkit's hook was not loaded. The command starts no Python, or starts it "
-    "with -I, -E or -S, or with another PYTHONPATH: leave these out and add to PYTHONPATH what it "
-    f"holds. {WRAP}",
-    "torch": f"error: no process imported torch.utils.data or torch.optim. {WRAP}",
-}
+# Why no step was recorded
+NO_HOOK = (
+    "error: labkit's hook was not loaded. The command starts no Python, or starts it with -I, -E "
+    "or -S, or with another PYTHONPATH: leave these out and add to PYTHONPATH what it holds. "
+    f"{WRAP}"
+)
 NO_LOOP = f"no loader seen here: no step of a loop over a DataLoader was recorded. {WRAP}"
 TO_TRY = "to try settings on it: labkit tune -- <the same command>"  # which may hold a secret
 
 
-def without_verdict(evidence: str, **known: object) -> Found:
+def without_verdict(text: str, bottleneck: str | None = None) -> Found:
     """Return what is said where no step was seen."""
-    nothing = dict.fromkeys(("bottleneck", "headroom", "record"))
-    said = {"confidence": 0.0, "findings": [], "evidence": evidence, "text": evidence}
-    return nothing | said | known
+    nothing = dict.fromkeys(("headroom", "record"))
+    return nothing | {"bottleneck": bottleneck, "confidence": 0.0, "findings": [], "text": text}
 
 
 def watch_script(
@@ -111,7 +109,7 @@ def judged(folder: Path, start_ns: int, code: int, hang: LiveHang | None, headro
     end_ns = now_ns()
     runs = runs_in(folder)
     if dropped := dropped_passes(runs):
-        return without_verdict(dropped, bottleneck="input")
+        return without_verdict(dropped, "input")
     found = judge_runs(runs, start_ns, end_ns)
     if found is not None:
         return of_run(*found, headroom)
@@ -133,7 +131,6 @@ def of_run(run: RunData, verdict: Diagnosis, headroom: bool) -> Found:
         more.append(replayed["text"] if replayed else TOO_SOON)
     return verdict.to_dict() | {
         "text": told_of(run, verdict, TO_TRY, *more),
-        "evidence": verdict.evidence,
         "headroom": replayed,
         "record": str(run.path),
         "lines": [*map(asdict, lines_of(run).lines)],
@@ -147,7 +144,7 @@ def why_nothing(folder: Path) -> str:
         error = failed.read_text(encoding="utf-8", errors="replace")
         do = "Install labkit in the environment that the script runs in."
         return f"error: labkit could not be loaded in the script's process ({error}). {do}"
-    return next((why for file, why in MISSING.items() if not (folder / file).exists()), NO_LOOP)
+    return NO_LOOP if (folder / "python").exists() else NO_HOOK
 
 
 def write_report(found: Found, path: str | None) -> None:
