@@ -73,9 +73,9 @@ class Run(LiveResult[RunData], RunData):
 
         Raises ValueError on another suffix, and where a file is there.
         """
-        from labkit.view.report import export
+        from labkit.view.run_figure import export
 
-        return export(self.data, path, overwrite)
+        return export(self.data, path, str(self.diagnose()), overwrite)
 
     def extra_lines(self) -> list[str]:
         """Return a line with what was read from the x-ray, whose trace stays in the folder."""
