@@ -40,8 +40,10 @@ BETWEEN = re.compile(r"[ \t\n\r,]*")
 BARE = re.compile(r"(?<=[:,\[\s])(?:-?(?:nan|inf)|N/A)(?=[\s,}\]])")
 
 EXPORT_AGAIN = "export it again with prof.export_chrome_trace(), and let that finish before copying"
-PROFILE_LESS = "profile fewer steps, as with torch.profiler.schedule(wait=2, warmup=2, active=5)"
-GIVE_A_FILE = f"give a file that torch.profiler wrote; where it is too large, {PROFILE_LESS}"
+GIVE_A_FILE = (
+    "give a file that torch.profiler wrote; where it is too large, profile fewer steps, as with "
+    "torch.profiler.schedule(wait=2, warmup=2, active=5)"
+)
 ONE_PER_RANK = "give one whole .json or .json.gz for each rank, or those of a part of the ranks"
 # What the readers of gzip, tar and JSON raise; RuntimeError: nested too deeply
 BROKEN = (EOFError, zlib.error, tarfile.TarError, RuntimeError, json.JSONDecodeError)
