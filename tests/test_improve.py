@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import labkit as lk
-from labkit.diagnosis.findings import Finding, Remedy
-from labkit.diagnosis.verdict import Diagnosis
+from labkit.diagnosis.findings import Diagnosis, Finding, Remedy
 from labkit.diagnosis.wording import worded
 from labkit.results.hardware import Machine
 from labkit.tuning.improve import Improver

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,9 +35,6 @@ PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work of which on
     "wait": "waiting",
     "library": "python",  # of older records
 }
-# Parts of a loop's body, of those in `hot_lines.PART_OF_KIND`, in which the host gives the
-# device nothing to do
-HOST_ALONE = ("python", "logging", "waiting", "loader")
 
 
 @dataclass(frozen=True)
@@ -160,15 +157,6 @@ class Lines(Result):
             left=(1, 2, 3, 4),
             foot=(f"the loop's body: {', '.join(parts) or 'not seen'}", self.missing or sampled),
         )
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the lines as JSON types."""
-        return {
-            "samples": len(self),
-            "missing": self.missing,
-            "body": self.body,
-            "lines": [*map(asdict, self.lines)],
-        }
 
 
 def _part_of(seconds: pandas.Series, group: pandas.Series) -> pandas.Series:

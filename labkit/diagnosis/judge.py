@@ -16,12 +16,12 @@ from labkit.diagnosis.findings import (
     LOOK_INSIDE,
     LOSS,
     WARNING,
+    Diagnosis,
     Finding,
     found,
     not_judged,
 )
 from labkit.diagnosis.step_table import StepTable, of_trace, of_traces
-from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.results.run_data import RunData
 from labkit.text import counted

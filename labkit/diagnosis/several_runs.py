@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.findings import Finding, Remedy, loss
+from labkit.diagnosis.findings import Diagnosis, Finding, Remedy, loss
 from labkit.diagnosis.judge import of_run
-from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wall_shares import trains, wall_shares
 from labkit.diagnosis.wording import worded
 from labkit.process.leftovers import recover_loop

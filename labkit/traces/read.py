@@ -90,7 +90,6 @@ def _of_one(file: TraceFile) -> Breakdown:
         compute_capability=capability,
         rank=_rank(file.meta),
         loader_workers=bool(has[Kind.DATALOADER].contains("_Multi").any()),
-        trains=bool(has[Kind.CPU_OP].contains("ackward|^Optimizer[.]").any()),
         steps=len(steps),
         step_us=step_us,
         **{f"{name}_us": pieces.us(mask) for name, mask in pieces.by_class().items()},

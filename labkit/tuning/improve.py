@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from labkit.diagnosis.verdict import Diagnosis
+from labkit.diagnosis.findings import Diagnosis
 from labkit.spec import knobs_with
 from labkit.tuning.search import SURE, WORTH, Search
 from labkit.tuning.trial import Trial, of_loader

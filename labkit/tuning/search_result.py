@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from labkit.diagnosis.findings import Diagnosis
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.verdict import Diagnosis
 from labkit.knobs import Settings, as_typed
 from labkit.results.ranks import delays_of
 from labkit.results.result import Result, Table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.causes.body import copies_in_the_body
+from labkit.diagnosis.causes.body import BESIDES, copies_in_the_body
 from labkit.diagnosis.causes.loader import INTO_A_DATASET
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import (
@@ -18,7 +18,6 @@ from labkit.diagnosis.findings import (
     cause,
     loss,
 )
-from labkit.diagnosis.hot_lines import HOST_ALONE
 from labkit.text import percent
 
 MORE_PER_CALL = Remedy(
@@ -101,7 +100,7 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     seen = f"of the time, while the device is busy by its events, it waits or does little: {told}"
     copying = asked(copies_in_the_body, evidence)
     # The host's work alone and copies are findings of their own
-    besides = busy * sum(evidence.body.get(part, 0.0) for part in HOST_ALONE)
+    besides = busy * sum(evidence.body.get(part, 0.0) for part in BESIDES)
     besides += copying.lost_share if copying else 0.0
     lost = max(0.0, idle * busy - besides)
     name, rows = "gaps_or_small_kernels", ()
