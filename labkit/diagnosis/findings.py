@@ -39,44 +39,6 @@ BOTTLENECKS = {  # every name that a diagnosis can give
 }
 BESIDE_TRAINING = ("validation", "between_epochs")  # causes of "host" outside the training loop
 
-CAUSES_OF = {  # {page of the folder `symptoms` beside the notebooks: the causes that it explains}
-    "busy-device": ("the_device_is_the_limit", "low_MFU", "elementwise_chains"),
-    "copies": ("copies",),
-    "costly-items": ("item", "collate", "slow_line", "cores"),
-    "epoch-start": ("workers_restart", "cold_start"),
-    "growth": ("drift",),
-    "hang": ("hang",),
-    "launches": ("issuing_work", "gaps_or_small_kernels", "Python_and_tiny_operators"),
-    "loop-body": ("sync", "python", "logging", "waiting", "loader", "host_work"),
-    "neighbour": ("neighbour", "throttle"),
-    "no-verdict": (
-        "too_short",
-        "too_close_to_call",
-        "busy_is_an_upper_bound",
-        "device_not_timed",
-        "body_not_seen",
-    ),
-    "padding": ("padding",),
-    "periodic": ("periodic", *BESIDE_TRAINING),
-    "precision": ("float64", "FP32", "no_Tensor_Cores"),
-    "ranks": (
-        "one_rank_is_short_of_data",
-        "one_rank_is_slower",
-        "the_exchange_is_not_hidden",
-        "exposed_collectives",
-    ),
-    "sending-batches": ("hand_over",),
-    "slow-items": ("stalls",),
-    "slow-storage": ("storage_latency",),
-    "threads": ("threads",),
-    "too-few-workers": (
-        "too_few_workers",
-        "waiting_for_data",
-        "data_prepared_outside_a_DataLoader",
-    ),
-}
-PAGE_OF = {cause: f"symptoms/{page}.md" for page, causes in CAUSES_OF.items() for cause in causes}
-
 
 def in_words(cause: str) -> str:
     """Return a cause as a person reads it."""
@@ -99,6 +61,7 @@ class Finding:
 
     name: str  # the bottleneck, one of `BOTTLENECKS`
     cause: str  # "storage_latency"
+    page: str  # that explains it, in the folder of the notebooks: "symptoms/slow-storage.md"
     lost_share: float = 0.0  # of wall time (0 to 1), that would be saved if it were gone
     evidence: str = ""  # the numbers that show it, and in brackets what measured them
     remedies: tuple[Remedy, ...] = ()  # the one to try first in front
@@ -111,11 +74,6 @@ class Finding:
     advice: str = ""  # what to change first, and what to expect of it
     code: str = ""  # what to type for the first remedy
 
-    @property
-    def page(self) -> str:
-        """Where to read on, in the folder of the notebooks; "" for what has no page."""
-        return PAGE_OF.get(self.cause, "")
-
     def to_dict(self) -> dict[str, object]:
         """Return the finding as JSON types."""
         return {
@@ -123,7 +81,6 @@ class Finding:
             "lost_share": round(self.lost_share, 4),
             "lines": [*map(asdict, self.lines)],
             "remedies": [*map(asdict, self.remedies)],
-            "page": self.page,
         }
 
 
@@ -176,13 +133,20 @@ def not_judged(evidence: Evidence) -> dict[str, list[str]]:
 
 
 def loss(
-    name: str, cause: str, share: float, seen: str, by: str, *remedies: Remedy, **more: Any
+    name: str,
+    cause: str,
+    page: str,
+    share: float,
+    seen: str,
+    by: str,
+    *remedies: Remedy,
+    **more: Any,
 ) -> Finding:
     """Return a finding with what it costs: `by` measured that share of the time, `seen` says of it.
 
     `more` are fields of the `Finding`.
     """
-    return Finding(name, cause, share, f"{share:.0%} {seen} ({by}).", remedies, **more)
+    return Finding(name, cause, page, share, f"{share:.0%} {seen} ({by}).", remedies, **more)
 
 
 def gain_without(lost_share: float) -> float:
@@ -291,8 +255,8 @@ class Diagnosis(Result):
 
     def _repr_html_(self) -> str:
         what, why, do = (html.escape(line) for line in self.three_lines)
-        if page := self.findings[0].page:
-            do = do.replace(page, f"<a href='{page}'>{page}</a>", 1)
+        page = self.findings[0].page
+        do = do.replace(page, f"<a href='{page}'>{page}</a>", 1)
         text = f"<b>{what}</b><div>{why}</div><div style='white-space:pre-wrap'>{do}</div>"
         copied = copy_buttons({"PyTorch": self.findings[0].code})  # none for an empty text
         more = self.table()._repr_html_()

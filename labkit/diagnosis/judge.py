@@ -29,6 +29,7 @@ from labkit.traces.read import Breakdown, RankTraces
 
 # Causes that workers seem to have which only lack a core
 OF_SLOW_WORKERS = ("cores", "too_few_workers", "waiting_for_data", "stalls")
+NEIGHBOUR = "symptoms/neighbour.md"
 STOP_OTHERS = "Stop the other work and run again."
 TO_THE_CARD = (
     "The model is on the CPU, and does not use the {}: move it there before its optimizer is "
@@ -128,9 +129,9 @@ def most_confidence(first: Finding, evidence: Evidence) -> float:
 # -- why there is no verdict -----------------------------------------------------------------------
 
 
-def unsure(cause: str, evidence: str, advice: str) -> Finding:
+def unsure(cause: str, evidence: str, advice: str, page: str = "symptoms/no-verdict.md") -> Finding:
     """Return a finding that says why there is no verdict, and what to do for one."""
-    return Finding("unsure", cause, evidence=evidence, advice=advice)
+    return Finding("unsure", cause, page, evidence=evidence, advice=advice)
 
 
 def too_short(steps: int) -> Finding:
@@ -153,11 +154,13 @@ def against(first: Finding, evidence: Evidence) -> Finding | None:
     shared = evidence.known("others_on_card") or 0.0
     if shared > limits.FOREIGN_LOAD:
         seen = f"{shared:.0%} of the time kernels of other processes ran on the same GPU (NVML)."
-        return unsure("neighbour", seen, STOP_OTHERS)
+        return unsure("neighbour", seen, STOP_OTHERS, NEIGHBOUR)
     taken = taken_by_others(first, evidence)
     if taken > limits.FOREIGN_LOAD:
         seen = f"{taken:.0%} of the time in which this program had work, others had its cores "
-        return unsure("neighbour", f"{seen}(threshold {limits.FOREIGN_LOAD:.0%}).", STOP_OTHERS)
+        return unsure(
+            "neighbour", f"{seen}(threshold {limits.FOREIGN_LOAD:.0%}).", STOP_OTHERS, NEIGHBOUR
+        )
     return unseen(evidence) if first.name == "compute" else None
 
 

@@ -41,6 +41,7 @@ LOOK_AT_IT = Remedy(
     "Do less often what that rank does alone, as all ranks wait for it; else look at what else "
     "runs there, its clock and its batches' sizes.",
 )
+PAGE = "symptoms/ranks.md"
 LEAST_PASSES = 5  # of one batch: fewer look at what a batch is
 
 
@@ -80,12 +81,12 @@ def between_ranks(times: pandas.DataFrame) -> list[Finding]:
     what, remedy = ("straggler", "one_rank_is_slower"), LOOK_AT_IT
     if waits_longer >= longer / 2:
         what, remedy = ("input", "one_rank_is_short_of_data"), FEED_RANK
-    is_late = loss(*what, float(longer), seen, "stamps of all ranks", remedy, rank=rank)
+    is_late = loss(*what, PAGE, float(longer), seen, "stamps of all ranks", remedy, rank=rank)
     lost = float(times.transfer.mean())
     seen = "of the time ranks wait for gradients that every rank has computed, not overlapped"
     by = "stamps in DDP's communication hook"
     name = "the_exchange_is_not_hidden"
-    exchange = loss("communication", name, lost, seen, by, EXCHANGE_LESS)
+    exchange = loss("communication", name, PAGE, lost, seen, by, EXCHANGE_LESS)
     found = sorted((is_late, exchange), key=lambda each: -each.lost_share)
     return [each for each in found if each.lost_share >= limits.WORTH_NAMING[each.name]]
 

@@ -78,8 +78,7 @@ def _advice(finding: Finding) -> str:
     expected = ""
     if finding.lost_share:
         expected = _expectation(finding) if finding.remedies else NOTHING_TO_SET
-    read_on = f"See {finding.page}." if finding.page else ""
-    return " ".join(filter(None, [first, expected, read_on]))
+    return " ".join(filter(None, [first, expected, f"See {finding.page}."]))
 
 
 def _expectation(finding: Finding) -> str:

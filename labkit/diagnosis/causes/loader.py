@@ -89,6 +89,8 @@ INTO_A_DATASET = Remedy(
     "Prepare batches in a Dataset that a DataLoader with workers reads, or with more workers or "
     "threads of a loader's own.",
 )
+TOO_FEW = "symptoms/too-few-workers.md"
+COSTLY_ITEMS = "symptoms/costly-items.md"
 CHEAPER_ITEMS = Remedy("cheaper_items", "Do less work per item, or do it once before training.")
 
 
@@ -129,7 +131,8 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     why = next(found(evidence, LATE), None)
     if why is None:
         name = "stalls" if evidence.stalls else "waiting_for_data"
-        why = Finding("input", name, remedies=settings(evidence))
+        page = "symptoms/slow-items.md" if evidence.stalls else TOO_FEW
+        why = Finding("input", name, page, remedies=settings(evidence))
     wait = evidence.wait_share
     seen = f"{wait:.0%} of the time is spent waiting for the next batch ({evidence.source}). "
     if evidence.stalls:
@@ -149,9 +152,9 @@ def loading_lines(evidence: Evidence) -> tuple[Line, ...]:
     return (lines.rows(lines.making("worker")) or lines.rows(lines.making("waiting")))[:3]
 
 
-def late(name: str, seen: str, *remedies: Remedy) -> Finding:
+def late(name: str, page: str, seen: str, *remedies: Remedy) -> Finding:
     """Return a finding that says why the loop waits for data."""
-    return Finding("input", name, evidence=seen, remedies=remedies)
+    return Finding("input", name, page, evidence=seen, remedies=remedies)
 
 
 # -- one process holds the others up ---------------------------------------------------------------
@@ -174,7 +177,7 @@ def worker_hangs(evidence: Evidence) -> Finding | None:
     if not count or hang.seconds < limits.HANGS_S:
         return None
     seen = f"{hang.seconds:.0f} s since worker {hang.worker} last made progress."
-    return late("hang", seen, RAISE_AN_ERROR)
+    return late("hang", "symptoms/hang.md", seen, RAISE_AN_ERROR)
 
 
 ONE_THREAD = Remedy(
@@ -200,11 +203,12 @@ def crowding_threads(evidence: Evidence) -> Finding | None:
         return None
     seen = f"Each of {counted(workers, 'worker')} computes with {each} threads"
     seen += f", {each * workers} in all, on {counted(cores, 'core')}."
-    return late("threads", seen, ONE_THREAD)
+    return late("threads", "symptoms/threads.md", seen, ONE_THREAD)
 
 
 # -- epochs ----------------------------------------------------------------------------------------
 
+EPOCH_START = "symptoms/epoch-start.md"
 KEEP_WORKERS = Remedy(
     "persistent_workers",
     "Keep the workers between epochs, with what they have cached: persistent_workers=True, in a "
@@ -230,11 +234,11 @@ def epoch_start(evidence: Evidence) -> Finding | None:
     half = max(evidence.wait_share / 2, 1e-9)
     if evidence.num_workers and starts >= half:
         seen = f"{starts:.0%} of the time is the start of later epochs."
-        return late("workers_restart", seen, KEEP_WORKERS, *settings(evidence))
+        return late("workers_restart", EPOCH_START, seen, KEEP_WORKERS, *settings(evidence))
     if first < half:
         return None
     seen = f"{first:.0%} of the time is what the first epoch waited longer than later ones."
-    return late("cold_start", seen, READ_ONCE)
+    return late("cold_start", EPOCH_START, seen, READ_ONCE)
 
 
 # -- the costliest line ----------------------------------------------------------------------------
@@ -264,6 +268,7 @@ def slow_code(evidence: Evidence) -> Finding | None:
         return Finding(
             "input",
             lines.frame.within[ours].iloc[0] or "slow_line",
+            COSTLY_ITEMS,
             evidence=f"{part:.0%} {WHOSE[phase]} is in {rows[0].what}.",
             remedies=(CHEAPER_ITEMS,) if is_alone else settings(evidence),
             lines=rows,
@@ -292,7 +297,7 @@ def hand_over(evidence: Evidence) -> Finding | None:
         return None
     seen = f"{idle:.0%} of the time the workers have nothing to do while the loop waits."
     whole = [each for each in settings(evidence) if each in (FETCH_AT_ONCE, IN_THE_LOOP)]
-    return late("hand_over", seen, *whole, FEWER_PIECES)
+    return late("hand_over", "symptoms/sending-batches.md", seen, *whole, FEWER_PIECES)
 
 
 # -- what no single line shows ---------------------------------------------------------------------
@@ -306,10 +311,12 @@ def state_of_workers(evidence: Evidence) -> Finding | None:
     "storage_latency": for less than MOSTLY_WAITS, and waits for storage or a network.
     """
     workers, computing = evidence.workers, evidence.worker_cpu
-    name = "too_few_workers" if computing >= limits.COMPUTES else "storage_latency"
+    why = "storage_latency", "symptoms/slow-storage.md"
     if cores_full(evidence):
-        name = "cores"
-    elif evidence.stalls or limits.MOSTLY_WAITS <= computing < limits.COMPUTES:
+        why = "cores", COSTLY_ITEMS
+    elif computing >= limits.COMPUTES and not evidence.stalls:
+        why = "too_few_workers", TOO_FEW
+    elif evidence.stalls or computing >= limits.MOSTLY_WAITS:
         return None
     seen = f"{computing:.0%} CPU on average in {counted(workers, 'worker')} on "
-    return late(name, f"{seen}{evidence.use.cores} cores.", *settings(evidence))
+    return late(*why, f"{seen}{evidence.use.cores} cores.", *settings(evidence))
