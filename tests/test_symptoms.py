@@ -1,7 +1,6 @@
 """The pages of notebooks/symptoms: one for every cause, whose code and links hold."""
 
 import ast
-import itertools
 import re
 from pathlib import Path
 
@@ -38,19 +37,13 @@ def is_page(text):
 
 
 def literals(node):
-    """The texts that some code holds, and those of the constants that it names."""
-    held = [
-        CONSTANTS.get(each.id, each.id) for each in ast.walk(node) if isinstance(each, ast.Name)
-    ]
-    return {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)} | {*held}
+    """The texts and the names that some code holds."""
+    nodes = [*ast.walk(node)]
+    names = {each.id for each in nodes if isinstance(each, ast.Name)}
+    return names | {each.value for each in nodes if isinstance(each, ast.Constant)}
 
 
 SOURCES = [ast.parse(path.read_text()) for path in (ROOT / "labkit/diagnosis").rglob("*.py")]
-CONSTANTS = {
-    node.targets[0].id: node.value.value
-    for node in itertools.chain.from_iterable(source.body for source in SOURCES)
-    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-}
 CAUSES_OF = {
     page: re.findall("`(.*?)`", re.search(r"(?m)^\*In a verdict: (.*)", text).group(1))
     for page, text in TEXTS.items()

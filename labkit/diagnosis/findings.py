@@ -78,7 +78,6 @@ class Finding:
         """Return the finding as JSON types."""
         return {
             **vars(self),
-            "lost_share": round(self.lost_share, 4),
             "lines": [*map(asdict, self.lines)],
             "remedies": [*map(asdict, self.remedies)],
         }
@@ -212,7 +211,7 @@ class Diagnosis(Result):
         """Return the diagnosis as JSON types."""
         return {
             "bottleneck": self.bottleneck,
-            "confidence": round(self.confidence, 3),
+            "confidence": self.confidence,
             "findings": [finding.to_dict() for finding in self.findings],
             "source": self.source,
             "notes": [*self.notes, *self.caveats],

@@ -50,16 +50,11 @@ class Line:
     call: str = ""  # its text; of older records, what it called; "" where that is not known
 
     @property
-    def place(self) -> str:
-        """The file and the line: "train.py:42"; a notebook's cell has no name: "cell line 42"."""
-        file = "cell line " if CELL.search(self.file) else f"{Path(self.file).name}:"
-        return f"{file}{self.line}"
-
-    @property
     def address(self) -> str:
-        """The line as people write it: "validate() (train.py:42)"."""
-        is_outside = self.function == "<module>"
-        return self.place if is_outside else f"{self.function}() ({self.place})"
+        """The line as people write it: "validate() (train.py:42)"; of a cell "(cell line 42)"."""
+        file = "cell line " if CELL.search(self.file) else f"{Path(self.file).name}:"
+        place = f"{file}{self.line}"
+        return place if self.function == "<module>" else f"{self.function}() ({place})"
 
     @property
     def what(self) -> str:
@@ -186,7 +181,4 @@ def _samples(run: RunData) -> pandas.DataFrame:
     return frame
 
 
-@functools.lru_cache(maxsize=16)  # of the ranks of a run
-def lines_of(run: RunData) -> Lines:
-    """Return where in the user's code the time of a run went."""
-    return Lines(run)
+lines_of = functools.lru_cache(maxsize=16)(Lines)  # of the ranks of a run

@@ -210,10 +210,7 @@ def _of_loop(run: RunData) -> dict[str, Any]:
         "headroom": run.fact_of("headroom", "factor"),
         "code": LoopCode.of(run.loop.get("code"), bool(run.loop.get("trainer"))),
         "whole": shares_of(run),
-        # of older records some grow without graphs
-        "variables": [
-            each for each in run.fact_of("growth", "found", default=()) if each.get("graph", True)
-        ],
+        "variables": run.fact_of("growth", "found"),
         **{name: job.get(name) for name in OF_JOB},
         **_growth(run, spent[run.warmup :]),
     }

@@ -127,6 +127,6 @@ def known_first(finding: Finding) -> Finding:
     row = known_call(line) if line and line.share >= MOST * finding.lost_share else None
     if line is None or row is None:
         return finding
-    text = f"`{line.call}` ({line.place}): {row.slow}. {row.do}"
+    text = f"{line.what}: {row.slow}. {row.do}"
     remedy = Remedy("known_call", text)
     return replace(finding, remedies=(remedy, *finding.remedies), expected=None)

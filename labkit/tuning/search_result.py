@@ -99,7 +99,7 @@ class Tuning(Result):
             lines = self._script_lines()
         else:
             code = replace(self.code, call=self.code.call or "")
-            lines = code.loader_line({"batch_size": self.best["batch_size"], **self.changes})
+            lines = code.lines({"batch_size": self.best["batch_size"], **self.changes})
         return lines.rstrip("\n")
 
     def _script_lines(self) -> str:

@@ -15,7 +15,6 @@ from labkit.diagnosis.hot_lines import Line
 
 # -- copies to the device ------------------------------------------------------------------------
 
-COPIES = "symptoms/copies.md"
 ONE_BLOCK = Remedy("one_block", "Send one contiguous block per batch.")
 FEWER_BYTES = Remedy(
     "fewer_bytes_over",
@@ -48,7 +47,15 @@ def copies(evidence: Evidence) -> Finding:
     elif evidence.knobs.get("non_blocking"):
         remedies = () if evidence.knobs.get("prefetch_to_device") else (COPY_AHEAD,)
     seen = "of the time the device waits for a copy"
-    return loss("transfer", "copies", COPIES, evidence.copy_share, seen, evidence.source, *remedies)
+    return loss(
+        "transfer",
+        "copies",
+        "symptoms/copies.md",
+        evidence.copy_share,
+        seen,
+        evidence.source,
+        *remedies,
+    )
 
 
 def lost_in_body(evidence: Evidence, share: float) -> float:
@@ -88,13 +95,20 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     seen += f" ({moved / 2**20:.0f} MiB a batch, at {moved / copying_s / 1e9:.1f} GB/s)"
     are_floats = evidence.known("batch_dtype") in (None, "float32", "float64")
     remedy = FEWER_BYTES if lost > limits.COPIES_LEAD and are_floats else PIN_MEMORY
-    return loss("transfer", "copies", COPIES, lost, seen, sampled_by(evidence), remedy, lines=worst)
+    return loss(
+        "transfer",
+        "copies",
+        "symptoms/copies.md",
+        lost,
+        seen,
+        sampled_by(evidence),
+        remedy,
+        lines=worst,
+    )
 
 
 # -- other work in the body ----------------------------------------------------------------------
 
-LOOP_BODY = "symptoms/loop-body.md"
-PERIODIC = "symptoms/periodic.md"
 VECTORISE = Remedy(
     "vectorise",
     "Vectorise it, do it in tensor operations, or take it out of the loop. What prepares a batch "
@@ -151,7 +165,7 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     seen = f"of the time the body of the loop is not training but {words}, most of it in "
     seen += rows[0].what + (f", every {every} steps" if every else "")
     name = "periodic" if every else part
-    page = PERIODIC if every else LOOP_BODY
+    page = "symptoms/periodic.md" if every else "symptoms/loop-body.md"
     return loss("host", name, page, lost, seen, sampled_by(evidence), remedy, lines=rows)
 
 
@@ -161,7 +175,6 @@ for _part in BESIDES:
 
 # -- steps that grow, and what is kept ----------------------------------------------------------
 
-GROWTH = "symptoms/growth.md"
 KEEP_LESS = Remedy(
     "keep_less",
     "Print every 100th step's time beside the sizes of what that line works on. Something may be "
@@ -186,7 +199,7 @@ def longer_and_longer(evidence: Evidence) -> Finding | None:
     growth, grown = evidence.growth, kept(evidence)
     if not grown and evidence.crowded_by > limits.DISTURBS:
         return None
-    grown = grown or Finding("host", "drift", GROWTH, remedies=(KEEP_LESS,))
+    grown = grown or Finding("host", "drift", "symptoms/growth.md", remedies=(KEEP_LESS,))
     seen = f"The last steps take {growth:.1f}x as long as the first ({evidence.source}). "
     lines = evidence.lines
     rows = grown.lines + lines.rows(lines.mask("body"))[:3]
@@ -207,7 +220,7 @@ def kept(evidence: Evidence) -> Finding | None:
     line = Line(*where, 0.0, "body", "python", variable["name"])
     seen = f"`{variable['name']}` in {line.address} grew from {variable['before']} to "
     seen += f"{variable['after']}, and it keeps tensors with the graphs that made them."
-    return Finding("host", "drift", GROWTH, 0.0, seen, (KEEP_NUMBERS,), (line,))
+    return Finding("host", "drift", "symptoms/growth.md", 0.0, seen, (KEEP_NUMBERS,), (line,))
 
 
 # -- beside the loop -----------------------------------------------------------------------------
@@ -243,4 +256,6 @@ def beside_training(evidence: Evidence) -> Finding | None:
     place = next(each["place"] for each in whole.parts if each["part"] == part)
     seen = f"of the time after the start is {part}{f' ({place})' if place else ''}"
     name = part.replace(" ", "_")
-    return loss("host", name, PERIODIC, share, seen, "passes over loaders", REMEDIES[part])
+    return loss(
+        "host", name, "symptoms/periodic.md", share, seen, "passes over loaders", REMEDIES[part]
+    )

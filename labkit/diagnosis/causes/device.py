@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.causes.body import BESIDES, LOOP_BODY, copies_in_the_body
-from labkit.diagnosis.causes.loader import INTO_A_DATASET, TOO_FEW
+from labkit.diagnosis.causes.body import BESIDES, copies_in_the_body
+from labkit.diagnosis.causes.loader import INTO_A_DATASET
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import (
     LOOK_INSIDE,
@@ -20,7 +20,6 @@ from labkit.diagnosis.findings import (
 )
 from labkit.text import percent
 
-LAUNCHES = "symptoms/launches.md"
 MORE_PER_CALL = Remedy(
     "more_per_call",
     "Give the device more work per call: a larger batch, batched operations instead of Python "
@@ -69,8 +68,15 @@ def tiny_operators(evidence: Evidence) -> Finding | None:
         return None
     seen = "of the time, inside the compute, goes to Python and to operators of under 10 µs"
     remedies = (MORE_PER_CALL, *larger_kernels(evidence))
-    name = "Python_and_tiny_operators"
-    return loss("launch", name, LAUNCHES, lost, seen, "x-ray", *remedies)
+    return loss(
+        "launch",
+        "Python_and_tiny_operators",
+        "symptoms/launches.md",
+        lost,
+        seen,
+        "x-ray",
+        *remedies,
+    )
 
 
 NO_SYNCHRONISING = Remedy(
@@ -104,12 +110,16 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     besides = busy * sum(evidence.body.get(part, 0.0) for part in BESIDES)
     besides += copying.lost_share if copying else 0.0
     lost = max(0.0, idle * busy - besides)
-    name, page, rows = "gaps_or_small_kernels", LAUNCHES, ()
+    name, page, rows = "gaps_or_small_kernels", "symptoms/launches.md", ()
     remedies = (*larger_kernels(evidence), MORE_PER_CALL)
     waits = evidence.body.get("sync", 0.0)
     if waits >= limits.WORTH_NAMING["launch"]:
         lines = evidence.lines
-        name, page, rows = "sync", LOOP_BODY, lines.rows(lines.mask("body", "sync"))[:3]
+        name, page, rows = (
+            "sync",
+            "symptoms/loop-body.md",
+            lines.rows(lines.mask("body", "sync"))[:3],
+        )
         seen += f"; for {waits:.0%} of its body the host waits in {rows[0].what}"
         remedies = (NO_SYNCHRONISING, *remedies)
     return loss("launch", name, page, lost, seen, evidence.source, *remedies, lines=rows)
@@ -139,11 +149,13 @@ def host_work(evidence: Evidence) -> Finding:
     """
     lost = evidence.other_share + evidence.launch_share
     seen = "of the time the device waits while the host does something but data and copies"
-    why, remedies = ("host_work", LOOP_BODY), (OUT_OF_THE_LOOP,)
+    why, remedies = ("host_work", "symptoms/loop-body.md"), (OUT_OF_THE_LOOP,)
     if evidence.known("trace") is not None:
-        seen = "of the time the device waits while the host issues work: in operators, in calls of "
-        seen += "the runtime, in Python between them"
-        why, remedies = ("issuing_work", LAUNCHES), (*larger_kernels(evidence), MORE_PER_CALL)
+        seen = "of the time the device waits while the host issues work"
+        why, remedies = (
+            ("issuing_work", "symptoms/launches.md"),
+            (*larger_kernels(evidence), MORE_PER_CALL),
+        )
     return loss("launch", *why, lost, seen, evidence.source, *remedies)
 
 
@@ -157,9 +169,9 @@ def outside_pytorch(evidence: Evidence) -> Finding | None:
     names = ", ".join(evidence.trace.host_where)
     seen = "of the time the device waits for host work outside of PyTorch"
     seen += f", most of it in {names}" if names else ""
-    why, remedy = ("host", "host_work", LOOP_BODY), OUT_OF_THE_LOOP
+    why, remedy = ("host", "host_work", "symptoms/loop-body.md"), OUT_OF_THE_LOOP
     if PREPARES.search(names):
-        why = "input", "data_prepared_outside_a_DataLoader", TOO_FEW
+        why = "input", "data_prepared_outside_a_DataLoader", "symptoms/too-few-workers.md"
         remedy = INTO_A_DATASET
     return loss(*why, evidence.outside_share, seen, evidence.source, remedy)
 
@@ -186,16 +198,20 @@ def collectives(evidence: Evidence) -> Finding | None:
         seen += f"; {ranks.headline}"
         look = f"Look into the trace of rank {late} first: the others wait for it."
         remedy = Remedy("look_into_the_late_trace", look)
-    name = "exposed_collectives"
     return loss(
-        "communication", name, "symptoms/ranks.md", lost, seen, evidence.source, remedy, rank=late
+        "communication",
+        "exposed_collectives",
+        "symptoms/ranks.md",
+        lost,
+        seen,
+        evidence.source,
+        remedy,
+        rank=late,
     )
 
 
 # -- the device computes ---------------------------------------------------------------------------
 
-PRECISION = "symptoms/precision.md"
-BUSY_DEVICE = "symptoms/busy-device.md"
 BF16 = Remedy(
     "bf16",
     "Set precision='bf16' and compare the losses.",
@@ -214,30 +230,47 @@ def full_precision(evidence: Evidence) -> Finding | None:
         return None
     lost = (1 - 1 / speedup) * evidence.compute_share
     seen = f"of the time is the cost of FP32: in BF16 the same compute took 1/{speedup:.2f} as long"
-    return loss("precision", "FP32", PRECISION, lost, seen, "measured on this run's own step", BF16)
+    return loss(
+        "precision",
+        "FP32",
+        "symptoms/precision.md",
+        lost,
+        seen,
+        "measured on this run's own step",
+        BF16,
+    )
 
 
 @cause(LOSS)
 def no_tensor_cores(evidence: Evidence) -> Finding | None:
     """Kernels that could run on Tensor Cores do not, where BF16 was not tried: "no_Tensor_Cores".
 
-    It costs HALF_SAVED of the time of these kernels, which is what a speed-up of TENSOR_CORE_GAIN
-    saves.
+    It costs HALF_SAVED of the time of these kernels.
     """
     kernels, formats = evidence.kernels, evidence.known("formats")
     could = (kernels.tensor_core_eligible_share or 0.0) - (kernels.tensor_core_share or 0.0)
     if asked(full_precision, evidence) or formats == ():
         return None
     lost = max(0.0, could) * limits.HALF_SAVED * evidence.compute_share
-    seen = "of the time is the cost of operators that could use Tensor Cores and do not, at "
-    seen += f"{limits.TENSOR_CORE_GAIN:g}x, the low end of published gains"
+    seen = (
+        "of the time is the cost of operators that could use Tensor Cores and do not, at 2x, the "
+    )
+    seen += "low end of published gains"
     sixteen_bits = Remedy(
         "sixteen_bits",
         "Use 16-bit autocast: BF16 on Ampere and later cards, FP16 with a GradScaler before; sizes "
         "in multiples of 8.",
         {"precision": formats[0]} if formats else {},
     )
-    return loss("precision", "no_Tensor_Cores", PRECISION, lost, seen, "profiler", sixteen_bits)
+    return loss(
+        "precision",
+        "no_Tensor_Cores",
+        "symptoms/precision.md",
+        lost,
+        seen,
+        "profiler",
+        sixteen_bits,
+    )
 
 
 @cause(LOSS)
@@ -249,7 +282,7 @@ def elementwise(evidence: Evidence) -> Finding:
     lost = evidence.in_xray("fusible_us") * evidence.compute_share
     seen = "of the time goes to passes over memory that one fused pass would save"
     name, remedies = "elementwise_chains", larger_kernels(evidence)
-    return loss("memory_bandwidth", name, BUSY_DEVICE, lost, seen, "x-ray", *remedies)
+    return loss("memory_bandwidth", name, "symptoms/busy-device.md", lost, seen, "x-ray", *remedies)
 
 
 PAD_LESS = Remedy(
@@ -268,8 +301,15 @@ def padding(evidence: Evidence) -> Finding:
     filler = evidence.padding
     lost = filler * evidence.compute_share
     seen = f"of the time, at most, is spent on padding, {percent(filler)} of the tokens"
-    by = f"lengths, {evidence.source}"
-    return loss("compute", "padding", "symptoms/padding.md", lost, seen, by, PAD_LESS)
+    return loss(
+        "compute",
+        "padding",
+        "symptoms/padding.md",
+        lost,
+        seen,
+        f"lengths, {evidence.source}",
+        PAD_LESS,
+    )
 
 
 COOLER = Remedy(
@@ -313,7 +353,9 @@ def double_precision(evidence: Evidence) -> Finding | None:
     if evidence.weights_dtype != "float64" or busy < limits.BUSY:
         return None
     seen = f"{busy:.0%} of the time the device computes, and the weights are float64."
-    return Finding("precision", "float64", PRECISION, evidence=seen, remedies=(SINGLE_PRECISION,))
+    return Finding(
+        "precision", "float64", "symptoms/precision.md", evidence=seen, remedies=(SINGLE_PRECISION,)
+    )
 
 
 @cause(WARNING)
@@ -326,9 +368,11 @@ def low_mfu(evidence: Evidence) -> Finding | None:
     busy = evidence.compute_share
     if busy < limits.BUSY or evidence.mfu >= limits.LOW_MFU * busy:
         return None
-    seen = f"{busy:.0%} of the time busy, with an MFU of {percent(evidence.mfu)} (of "
-    seen += f"{evidence.peak}; threshold {limits.LOW_MFU:.0%} of the busy time)."
-    return Finding("compute", "low_MFU", BUSY_DEVICE, evidence=seen, advice=LOOK_INSIDE)
+    seen = f"{busy:.0%} of the time busy, with an MFU of {percent(evidence.mfu)} "
+    seen += f"(of {evidence.peak})."
+    return Finding(
+        "compute", "low_MFU", "symptoms/busy-device.md", evidence=seen, advice=LOOK_INSIDE
+    )
 
 
 # -- where nothing is left -------------------------------------------------------------------------
@@ -354,4 +398,10 @@ def nothing_lost(evidence: Evidence, losses: dict[str, float]) -> Finding:
     seen += f"threshold; the nearest is {name} with {losses[name]:.0%} (threshold {limit[name]:.0%}"
     seen += f"; {evidence.source})."
     advice = PROFILE_THE_OPERATORS if evidence.watched else NOTHING_LEFT
-    return Finding("compute", "the_device_is_the_limit", BUSY_DEVICE, evidence=seen, advice=advice)
+    return Finding(
+        "compute",
+        "the_device_is_the_limit",
+        "symptoms/busy-device.md",
+        evidence=seen,
+        advice=advice,
+    )
