@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
+    from labkit.diagnosis.findings import Diagnosis
     from labkit.diagnosis.hot_lines import Lines
-    from labkit.diagnosis.verdict import Diagnosis
     from labkit.traces.read import Breakdown, RankTraces
 
 COMPARED = ("throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms")

@@ -41,6 +41,9 @@ def verdict(path):
         found = lk.diagnose(path)
     if found is None:
         return "no verdict: rows that were measured"
+    for each in found.findings:
+        page = (HERE.parent / "notebooks" / each.page).read_text(encoding="utf-8")
+        assert f"`{each.cause.replace('_', ' ')}`" in page.split("\n\n")[1], each.cause
     first = found.findings[0]
     remedy = first.remedies[0].key if first.remedies else None
     return f"{first.name}, {first.cause}, {first.lost_share:.2f}, {remedy}"

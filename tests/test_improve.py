@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import labkit as lk
-from labkit.diagnosis.findings import Finding, Remedy
-from labkit.diagnosis.verdict import Diagnosis
+from labkit.diagnosis.findings import Diagnosis, Finding, Remedy
 from labkit.diagnosis.wording import worded
 from labkit.results.hardware import Machine
 from labkit.tuning.search import Improver
@@ -20,10 +19,10 @@ START = lk.Pipeline().to_dict()
 def loss(name, lost, *changes):
     """A finding whose remedies make these changes."""
     remedies = tuple(Remedy("", "", changes=change) for change in changes)
-    return worded(Finding(name, name, lost, remedies=remedies))
+    return worded(Finding(name, name, "", lost, remedies=remedies))
 
 
-HEALTHY = worded(Finding("compute", "the_device_is_the_limit"))
+HEALTHY = worded(Finding("compute", "the_device_is_the_limit", ""))
 FEED = loss("input", 0.6, {"num_workers": 6})
 HALF = loss("precision", 0.3, {"precision": "bf16"})
 FUSED = loss("launch", 0.2, {"fused_optimizer": True})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,9 +39,6 @@ PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work of which on
     "wait": "waiting",
     "library": "python",  # of older records
 }
-# Parts of a loop's body, of those in `hot_lines.PART_OF_KIND`, in which the host gives the
-# device nothing to do
-HOST_ALONE = ("python", "logging", "waiting", "loader")
 
 
 @dataclass(frozen=True)
@@ -57,16 +54,11 @@ class Line:
     call: str = ""  # its text; of older records, what it called; "" where that is not known
 
     @property
-    def place(self) -> str:
-        """The file and the line: "train.py:42"; a notebook's cell has no name: "cell line 42"."""
-        file = "cell line " if CELL.search(self.file) else f"{Path(self.file).name}:"
-        return f"{file}{self.line}"
-
-    @property
     def address(self) -> str:
-        """The line as people write it: "validate() (train.py:42)"."""
-        is_outside = self.function == "<module>"
-        return self.place if is_outside else f"{self.function}() ({self.place})"
+        """The line as people write it: "validate() (train.py:42)"; of a cell "(cell line 42)"."""
+        file = "cell line " if CELL.search(self.file) else f"{Path(self.file).name}:"
+        place = f"{file}{self.line}"
+        return place if self.function == "<module>" else f"{self.function}() ({place})"
 
     @property
     def what(self) -> str:
@@ -164,15 +156,6 @@ class Lines(Result):
             foot=(f"the loop's body: {', '.join(parts) or 'not seen'}", self.missing or sampled),
         )
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the lines as JSON types."""
-        return {
-            "samples": len(self),
-            "missing": self.missing,
-            "body": self.body,
-            "lines": [*map(asdict, self.lines)],
-        }
-
 
 def _part_of(seconds: pandas.Series, group: pandas.Series) -> pandas.Series:
     """Return which part each time is of all of its group."""
@@ -201,7 +184,4 @@ def _samples(run: RunData) -> pandas.DataFrame:
     return frame
 
 
-@functools.lru_cache(maxsize=16)  # of the ranks of a run
-def lines_of(run: RunData) -> Lines:
-    """Return where in the user's code the time of a run went."""
-    return Lines(run)
+lines_of = functools.lru_cache(maxsize=16)(Lines)  # of the ranks of a run

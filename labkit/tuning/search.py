@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from labkit.diagnosis.verdict import Diagnosis
+from labkit.diagnosis.findings import Diagnosis
 from labkit.knobs import Setting
 from labkit.prediction.prediction import LEAST_MAX_WORKERS, WORKER_COUNTS
 from labkit.results.hardware import Machine

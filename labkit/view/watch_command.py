@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from labkit.diagnosis.findings import Diagnosis
 from labkit.diagnosis.hot_lines import lines_of
 from labkit.diagnosis.several_runs import dropped_passes, judge_runs, runs_in
-from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wall_shares import shares_of
 from labkit.instruments.hangs import HangWatch, LiveHang, say
 from labkit.process import folders
