@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Python
     from labkit.api import Ranks, Run, diagnose, load
     from labkit.course.challenges import challenge
-    from labkit.course.claims import check
-    from labkit.course.guess import guess
+    from labkit.course.guess import check, guess
     from labkit.diagnosis.cost import cost
     from labkit.library import recorded
     from labkit.prediction.prediction import predict
@@ -36,7 +35,7 @@ __version__ = "0.1.0"
 
 _HOMES = {  # public name: the module that defines it
     "challenge": "labkit.course.challenges",
-    "check": "labkit.course.claims",
+    "check": "labkit.course.guess",
     "cost": "labkit.diagnosis.cost",
     "diagnose": "labkit.api",
     "distributed": "labkit.view.running",

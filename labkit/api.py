@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
+    from labkit.diagnosis.findings import Diagnosis
     from labkit.diagnosis.hot_lines import Lines
-    from labkit.diagnosis.verdict import Diagnosis
     from labkit.traces.read import Breakdown, RankTraces
 
 COMPARED = ("throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms")
@@ -53,13 +53,6 @@ class Run(LiveResult[RunData], RunData):
         from labkit.diagnosis.hot_lines import lines_of
 
         return lines_of(self.data)
-
-    @property
-    def xray(self) -> Breakdown | None:
-        """The x-ray's trace; None where there is none in its folder or record."""
-        from labkit.traces.read import xray_of
-
-        return xray_of(self.data)
 
     def diagnose(self) -> Diagnosis:
         """Name what holds the run back, with evidence and advice."""
@@ -80,9 +73,9 @@ class Run(LiveResult[RunData], RunData):
 
         Raises ValueError on another suffix, and where a file is there.
         """
-        from labkit.view.report import export
+        from labkit.view.run_figure import export
 
-        return export(self.data, path, overwrite)
+        return export(self.data, path, str(self.diagnose()), overwrite)
 
     def extra_lines(self) -> list[str]:
         """Return a line with what was read from the x-ray, whose trace stays in the folder."""
@@ -167,9 +160,6 @@ class Measurements(LiveResult[MeasurementsData], MeasurementsData):
         from labkit.view.rows_figure import plot
 
         return plot(self, x, y, by, **drawing)
-
-    def __repr__(self) -> str:
-        return repr(self.data)
 
 
 class Sweep(Result):
@@ -362,9 +352,8 @@ def launch(
     if source is not None and "measure" not in asked:  # the other knobs act on no part of theirs
         knobs = {name: asked["pipeline"][name] for name in LOADER_KNOBS}
         said = {"pipeline": knobs, "watched": {"loader": f"DataLoader({source.name})"}}
-    kind = launcher.RANKS if "ranks" in asked else launcher.BENCH
     try:
-        with launcher.starting(kind) as handle:
+        with launcher.starting() as handle:
             run = handle.folder.name
             order: Any = {"run": run, "cache": str(folders.home()), "fault": fault, **asked}
             if source is not None:

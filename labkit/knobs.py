@@ -19,15 +19,9 @@ Settings = dict[str, Any]
 """{knob: value}"""
 # What a knob does, for what chooses among knobs by it
 Trait = Literal[
-    "retrains",  # it changes what is trained, and not only how fast
-    "rounds",  # it changes the arithmetic, and so the losses
-    # It changes when a batch arrives, but neither its samples (every run draws the same) nor what
-    # is computed from them: only random augmentation can make the losses differ
-    "feeds",
-    "copies",  # it acts where batches are copied to a CUDA device
+    "retrains",  # it changes what is trained: `lk.improve` leaves it alone
     "starves",  # it sets how fast the loader is: a rank may have its own
     "outside step",  # it leaves a step's time alone: it is simulated, or changes no speed
-    "doubtful",  # on a CPU it makes small models slower as often as faster
 ]
 WORDS = {
     "bool": "True or False",

@@ -11,9 +11,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import platform
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 ROOT = Path("/")
 GIB = 2**30
@@ -68,3 +71,28 @@ def _limits(*files: str) -> Iterator[list[str]]:
                     words = " ".join((folder / each / file).read_text() for file in files).split()
                     if words[0] not in ("max", "-1"):
                         yield words
+
+
+def plain_machine() -> dict[str, Any]:
+    """Describe a machine without its accelerators, as JSON types."""
+    name = cpu_name()
+    cores = cpu_cores()
+    return {
+        "device": "cpu",
+        "kind": "cpu",
+        "name": name,
+        "cpu_name": name,
+        "cpu_cores": cores.count,
+        "host_cores": cores.of,
+        "cores_limit": cores.limit,
+        "versions": {"python": platform.python_version()},
+    }
+
+
+def cpu_name() -> str:
+    """Return the processor's name, as the system tells it."""
+    with contextlib.suppress(OSError):  # Linux
+        text = Path("/proc/cpuinfo").read_text()
+        if known := re.search(r"^model name\s*:(.*)", text, re.MULTILINE):
+            return " ".join(known[1].split())
+    return platform.processor() or platform.machine()

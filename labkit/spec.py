@@ -58,20 +58,19 @@ class Pipeline(Spec):
         traits=("retrains",))
     num_workers: int = knob(
         0, "loader processes; 0 prepares in the training loop", part="loader", low=0, high=128,
-        reach=max(16, quotas.cpu_cores().count), traits=("feeds", "starves", "outside step"))
+        reach=max(16, quotas.cpu_cores().count), traits=("starves", "outside step"))
     pin_memory: bool = knob(
-        False, "hand batches over in page-locked memory", part="loader", traits=("feeds", "copies"))
+        False, "hand batches over in page-locked memory", part="loader")
     prefetch_factor: int | None = knob(
         None, "batches each worker keeps ready", part="workers", kind="int", low=1, high=1024,
         reach=16, auto=f"PyTorch's {PYTORCH_PREFETCH} with workers",
-        traits=("feeds", "outside step"))
+        traits=("outside step",))
     persistent_workers: bool = knob(
-        False, "keep the workers from one epoch to the next", part="workers", traits=("feeds",))
+        False, "keep the workers from one epoch to the next", part="workers")
     non_blocking: bool = knob(
-        False, "start copies to the device without waiting for them", traits=("feeds", "copies"))
+        False, "start copies to the device without waiting for them")
     prefetch_to_device: bool = knob(
-        False, "copy the next batch on a stream of its own, under the compute of this one",
-        traits=("feeds", "copies"))
+        False, "copy the next batch on a stream of its own, under the compute of this one")
     # The model
     model: str = knob(
         "cnn", "the model to train, in plain PyTorch", choices=("mlp", "cnn", "transformer"))
@@ -83,16 +82,16 @@ class Pipeline(Spec):
         "fp32", "number format of the heavy math; fp32 is PyTorch's own default (convolutions in "
         "TF32 where the GPU has it), ieee is FP32 everywhere; fp16 makes the host wait in every "
         "update for its loss scale, unless the optimizer is fused",
-        choices=("fp32", "ieee", "tf32", "fp16", "bf16"), traits=("retrains", "rounds"))
+        choices=("fp32", "ieee", "tf32", "fp16", "bf16"), traits=("retrains",))
     accumulation_steps: int = knob(
         1, "batches whose gradients are added up before one update", low=1, high=1024, reach=32)
     compile: str | None = knob(
         None, "torch.compile mode; None runs eagerly", kind="str",
-        choices=(None, "default", "reduce-overhead", "max-autotune"), traits=("rounds", "doubtful"))
+        choices=(None, "default", "reduce-overhead", "max-autotune"))
     channels_last: bool = knob(
-        False, "store images and conv weights channels last", traits=("rounds",))
+        False, "store images and conv weights channels last")
     fused_optimizer: bool = knob(
-        False, "update all parameters in one fused kernel", traits=("doubtful",))
+        False, "update all parameters in one fused kernel")
     # The run
     steps: int | None = knob(
         None, "batches to train on", kind="int", low=1, high=1_000_000, auto="80, on a GPU 400",

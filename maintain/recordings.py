@@ -44,7 +44,7 @@ WHOLE = (
 KEYS = {
     "spec": "version run utc labkit pipeline script measure points",
     "machine": "device kind name memory_gib cpu_name cpu_cores host_cores cores_limit ram_gib "
-    "threads sm_count compute_capability driver versions",
+    "threads sm_count compute_capability versions",
     "job": "pipeline not_applied unit",
     "error": "kind message",
 }

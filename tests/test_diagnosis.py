@@ -18,7 +18,7 @@ NOTEBOOKS_FOLDER = Path(__file__).parents[1] / "notebooks"
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
 CALM = {  # an x-ray that saw nothing
     "event": "xray", "steps": 3, "window_us": 20_000.0, "gap_us": 800.0, "tiny_us": 400.0,
-    "tiny_ops": 250, "elementwise_us": 2_000.0, "fusible_us": 300.0, "fixed_share": 0.0,
+    "elementwise_us": 2_000.0, "fusible_us": 300.0, "fixed_share": 0.0,
     "bf16_speedup": 0.9,
 }  # fmt: skip
 CROWDED = {"event": "telemetry", "t_ns": 1100 * MS, "cpu": 1.0, "own_cpu": 0.3, "cpus": 2}

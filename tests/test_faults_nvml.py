@@ -124,7 +124,7 @@ nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *g) {
 """
 READ = """
 import json, os, sys
-from labkit.instruments.gpu_meter import GpuMeter
+from labkit.instruments.telemetry import GpuMeter
 for mood in json.loads(sys.argv[1]):
     os.environ.update(mood)  # the stub in this process sees it
     meter = GpuMeter(os.environ["CARD"], int(os.environ["PID"]))

@@ -18,6 +18,7 @@ from labkit.stamps.step_ring import StepRing, recover
 
 torch = pytest.importorskip("torch")
 from labkit.stamps.timeline import Step, make_timeline  # noqa: E402
+from labkit.traces.read import xray_of  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -148,9 +149,9 @@ def test_a_starved_and_a_fed_run_differ_as_the_lesson_says_and_a_step_has_its_si
 def test_busy_is_an_upper_bound_and_the_x_ray_sees_the_gaps():
     tight = finished(HEAVY)
     loose = finished(LAUNCH_BOUND)
-    assert tight.xray.gpu_utilization <= tight.utilization + 0.1
-    assert tight.xray.gpu_utilization > 0.8
-    assert loose.xray.gpu_utilization < loose.utilization - 0.1
+    assert xray_of(tight.data).gpu_utilization <= tight.utilization + 0.1
+    assert xray_of(tight.data).gpu_utilization > 0.8
+    assert xray_of(loose.data).gpu_utilization < loose.utilization - 0.1
     assert loose.diagnose().bottleneck == "launch", loose.diagnose()
     unseen = finished(LAUNCH_BOUND.but(xray=False)).diagnose()  # not called healthy without it
     assert unseen.bottleneck in ("launch", "unsure"), unseen
@@ -161,7 +162,7 @@ def test_the_card_is_found_by_its_uuid(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", last.machine.uuid)  # it is cuda:0 now
     run = finished(FED.but(steps=5, xray=False))
     assert run.machine.uuid == last.machine.uuid and run.machine.device == "cuda:0"
-    assert any(sample.get("memory_gib") for sample in run.telemetry)
+    assert any(sample.get("memory_gib") for sample in run.all("telemetry"))
 
 
 def used_gib():

@@ -25,7 +25,6 @@ from labkit import Run
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.stamps import keys, record
 from labkit.text import STEERS
-from labkit.traces import file as trace_file
 
 PACKAGE = Path(lk.__file__).parent
 SCRIPT = "<script>alert(1)</script>"
@@ -196,19 +195,6 @@ def test_a_hostile_file_is_one_clear_error_in_little_time_and_memory(tmp_path):
         if not is_clear or times_3_mib_of_json > 15 or peak_mib > 500:
             wrong.append((name, text[:300], times_3_mib_of_json, peak_mib))
     assert not wrong
-
-
-def test_the_traces_of_more_ranks_than_can_be_read_soon_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(trace_file, "MAX_TRACES", 2)
-    packed_up = tmp_path / "ranks.tar"
-    with tarfile.open(packed_up, "w") as archive:
-        for rank in range(3):
-            step = {"distributedInfo": {"rank": rank}} | json.loads(TRACE[:-1] + b"]}")
-            (tmp_path / f"{rank}.json").write_text(json.dumps(step))
-            archive.add(tmp_path / f"{rank}.json")
-    for place in (tmp_path, packed_up):
-        with pytest.raises(ValueError, match="more than 2 traces"):
-            lk.trace(place)
 
 
 def test_what_is_no_file_is_no_record():

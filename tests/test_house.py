@@ -13,7 +13,7 @@ import torch
 import labkit as lk
 from labkit import Pipeline
 from labkit.diagnosis import findings, judge
-from labkit.diagnosis.findings import BOTTLENECKS, PAGE_OF, Remedy, cause, loss
+from labkit.diagnosis.findings import BOTTLENECKS, Remedy, cause, loss
 from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.wording import worded
 from labkit.knobs import declares_knobs, knob
@@ -51,6 +51,7 @@ INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and wh
         "diagnosis results.core_use results.failures results.workers"
     ),
     "searches on made-up rates": "tuning",
+    "the trace of an x-ray, which only a verdict reads": "traces.read",
     "answers and cheats": "course",
     "hostile files, secrets, and a site that is not here": (
         "results.privacy results.templates text "
@@ -173,7 +174,6 @@ def test_a_cause_names_the_thresholds_that_it_reads():
 
 def test_a_cause_is_a_function_with_its_page(monkeypatch):
     monkeypatch.setattr(findings, "CAUSES", {when: [] for when in findings.CAUSES})
-    monkeypatch.setitem(PAGE_OF, "no_workers", "symptoms/too-few-workers.md")
     known = {each.__name__: each for each in (Remedy, loss, cause)} | {"LOSS": findings.LOSS}
     exec(recipe("A cause"), known)
     run = lk.recorded("workers-0")

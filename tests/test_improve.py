@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 import labkit as lk
-from labkit.diagnosis.findings import Finding, Remedy
-from labkit.diagnosis.verdict import Diagnosis
+from labkit.diagnosis.findings import Diagnosis, Finding, Remedy
 from labkit.diagnosis.wording import worded
 from labkit.results.hardware import Machine
-from labkit.tuning.improve import Improver
+from labkit.tuning.search import Improver
 from labkit.tuning.search_result import Tuning
 from labkit.tuning.trial import Outcome
 
@@ -20,10 +19,10 @@ START = lk.Pipeline().to_dict()
 def loss(name, lost, *changes):
     """A finding whose remedies make these changes."""
     remedies = tuple(Remedy("", "", changes=change) for change in changes)
-    return worded(Finding(name, name, lost, remedies=remedies))
+    return worded(Finding(name, name, "", lost, remedies=remedies))
 
 
-HEALTHY = worded(Finding("compute", "the_device_is_the_limit"))
+HEALTHY = worded(Finding("compute", "the_device_is_the_limit", ""))
 FEED = loss("input", 0.6, {"num_workers": 6})
 HALF = loss("precision", 0.3, {"precision": "bf16"})
 FUSED = loss("launch", 0.2, {"fused_optimizer": True})
@@ -86,7 +85,7 @@ def test_what_gains_nothing_is_a_null_result_and_an_interrupt_keeps_the_best_so_
 @pytest.mark.slow
 def test_a_pipeline_is_cured_where_workers_cure_it(monkeypatch):
     monkeypatch.setattr("labkit.tuning.set_up.IMPROVE_S", 0.8)
-    monkeypatch.setattr("labkit.tuning.improve.MOST_TRIALS", 2)
+    monkeypatch.setattr("labkit.tuning.search.MOST_TRIALS", 2)
     remote = lk.Pipeline(dataset="sleep", prep_ms=50, batch_size=8, depth=1, width=8)
     ladder = lk.improve(remote)
     assert ladder.changes.get("num_workers", 0) >= 2 and ladder.speedup > 1.5, ladder

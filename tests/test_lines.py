@@ -20,8 +20,7 @@ from played_gpu import CPU, GPU, MS, load, watched_log
 from torch.utils.data import DataLoader
 
 import labkit as lk
-from labkit.instruments.batch_contents import padding_of
-from labkit.instruments.growth import Growth
+from labkit.instruments.batch_contents import Growth, padding_of
 from labkit.instruments.stack import Places
 
 pytestmark = pytest.mark.usefixtures("watches_end")
@@ -310,10 +309,10 @@ def watch_script(tmp_path, text, *arguments, **how):
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 def test_a_script_is_watched_from_inside_and_is_what_it_is_without(tmp_path):
     done, found = watch_script(tmp_path, SCRIPT, "--epochs", "1", input="typed")
-    assert done.returncode == found["exit_code"] == 7
+    assert done.returncode == 7
     assert "__main__ ['--epochs', '1'] typed 1 0" in done.stderr
     # of 100 steps: when the body of the last is over, the loader's own iterator does not tell
-    assert (found["seen"], found["run"]["steps"]) == ("inside", 99)
+    assert lk.load(found["record"]).steps == 99
     most = max(found["lines"], key=lambda line: line["share"])
     assert (most["function"], most["line"], most["call"]) == ("log", 15, "time.sleep(0.03)")
 
@@ -327,7 +326,7 @@ def test_a_traceback_and_a_loop_without_a_loader(tmp_path):
     done, found = watch_script(tmp_path, f"{text}raise KeyError('lost')")
     assert done.returncode == 1 and done.stderr.rstrip().endswith("KeyError: 'lost'")
     assert "labkit" not in done.stderr  # in the traceback
-    assert found["seen"] is None and "failed" in found["evidence"]
+    assert found["record"] is None and "failed" in found["text"]
 
 
 FRAMEWORK = """

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from labkit import quotas
-from labkit.instruments import machine as bench_machine
-from labkit.instruments import resources
+from labkit.instruments import machine
 from labkit.results.device_peaks import card
 from labkit.results.hardware import Machine
 
@@ -34,7 +33,7 @@ def test_a_card_that_torch_cannot_use_is_named_with_torchs_reason_and_a_remedy(m
     monkeypatch.setattr(
         torch.cuda, "init", Mock(side_effect=RuntimeError("Driver too old.\nUpdate"))
     )
-    text = str(bench_machine.unused_gpu())
+    text = str(machine.unused_gpu())
     assert text.startswith("NVIDIA T4 cannot be used: ") and "\n" not in text
     assert "Driver too old (" in text and "driver 470.82.01" in text and "pytorch.org" in text
     assert "Remedy: " in text
@@ -44,9 +43,9 @@ def test_an_amd_card_is_named_and_not_measured_on(monkeypatch):
     answer(monkeypatch, torch.cuda, {"is_available": True, "device_count": 1})
     answer(monkeypatch, torch.accelerator, {"current_accelerator": torch.device("cuda")})
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert bench_machine.find_device("auto").type == "cpu"
-    assert "ROCm cannot be used" in bench_machine.unused_gpu()
-    here = Machine.from_dict(bench_machine.describe(torch.device("cuda", 0)))
+    assert machine.find_device("auto").type == "cpu"
+    assert "ROCm cannot be used" in machine.unused_gpu()
+    here = Machine.from_dict(machine.describe(torch.device("cuda", 0)))
     assert here.kind == "gpu" and here.name == "ROCm"
     assert here.compute_capability is None
 
@@ -120,8 +119,8 @@ def test_a_quota_is_what_the_machine_the_model_and_the_tuner_go_by(machine_with,
     machine_with("0::/app", group("/app", 800000, "400"))
     threads = Mock()
     monkeypatch.setattr(torch, "set_num_threads", threads)
-    resources.use_fixed_threads()
+    machine.use_fixed_threads()
     threads.assert_called_once_with(2)
-    here = Machine.from_dict(bench_machine.describe(torch.device("cpu")))
+    here = Machine.from_dict(machine.describe(torch.device("cpu")))
     assert here.cpu_cores == 8
     assert "8 of 64 (quota) CPU cores" in here.line and "quota" in str(here)

@@ -127,7 +127,7 @@ def test_a_script_under_torchrun_is_told_which_rank_is_short_of_data_and_in_whic
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", path]
     done, found = watched(torchrun)
     assert (found["bottleneck"], found["rank"]) == ("input", 1), done.stderr
-    assert "rank 1 waits for data for" in found["evidence"]
+    assert "rank 1 waits for data for" in found["text"]
     assert "zlib.decompress(" in json.dumps(found["lines"])
 
 

@@ -86,6 +86,12 @@ def test_what_is_derived_together_is_of_one_moment(tmp_path):
     assert run.steps == len(run.stamps) == 40 and run.outcome == "finished"
 
 
+@pytest.mark.parametrize("version, steps", [(1, None), (2, 80)])
+def test_what_was_automatic_is_told_from_what_was_asked_for(version, steps, tmp_path):
+    lines = lines_of(CPU, {"steps": 80}, *host_steps(1, 1), spec={"version": version})
+    assert lk.load(written(tmp_path / "run.jsonl", lines)).asked.steps == steps
+
+
 def test_a_record_of_a_newer_labkit_and_what_is_not_there_are_refused(tmp_path):
     file = tmp_path / "newer.jsonl"
     file.write_text('{"event":"spec","version":99,"run":"r","pipeline":{}}\n')

@@ -12,7 +12,6 @@ from test_plots import overflow
 import labkit as lk
 from labkit import trace
 from labkit.__main__ import main
-from labkit.traces import file as trace_file
 from labkit.traces.events import uses_tensor_cores
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -265,9 +264,3 @@ def test_small_faults_are_mended_and_noted(read):
     odd = read(GOOD.replace(b"aten::relu", b"aten::\xff\xfe"))
     for each in (few, odd, read(words)):
         assert [*each.class_us.values()] == LADDER_US
-
-
-def test_more_events_than_the_limit_are_refused(read, monkeypatch):
-    monkeypatch.setattr(trace_file, "MAX_EVENTS", 3)
-    with pytest.raises(ValueError, match="more than 3"):
-        read(GOOD)

@@ -112,7 +112,7 @@ def test_an_interrupted_cell_returns_what_a_sweep_or_a_tuning_has(monkeypatch):
         lk.sweep(num_workers=[0, 2])
     monkeypatch.setattr("labkit.view.running.in_notebook", lambda: True)
     assert "not run" in str(lk.sweep(num_workers=[0, 2]))
-    monkeypatch.setattr("labkit.tuning.trial_bench.launch", pressed)
+    monkeypatch.setattr("labkit.tuning.trial.launch", pressed)
     monkeypatch.setenv("LABKIT_WARM", "0")
     monkeypatch.setattr("labkit.tuning.set_up.machine", lambda: RECORDED.machine)
     assert "nothing measured" in lk.tune(lk.Pipeline()).headline

@@ -17,7 +17,7 @@ from labkit.bench.loop import Trainer, Trains, train
 from labkit.bench.quick_runs import QUICK_SHARE, quick_run
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.roofline import work_of
-from labkit.instruments import loader_workers, machine, resources
+from labkit.instruments import lifetime, machine
 from labkit.instruments.loader_hook import Recording, in_workers
 from labkit.instruments.loader_work import LoaderWork
 from labkit.instruments.record_head import write_or_why
@@ -40,7 +40,7 @@ LEAST_WARMUP = 3  # steps left out of the statistics, where no more batches are 
 def do(order: Order, folder: Path, log: EventLog) -> None:
     """Take the device, do what `order` says on it, and write what memory that took."""
     if "source" not in order or "measure" in order:  # a reader's own step keeps its threads
-        resources.use_fixed_threads()
+        machine.use_fixed_threads()
     device = machine.find_device(order["pipeline"]["device"])
     machine.use(device)
     here = machine.describe(device) | {"unused_gpu": machine.unused_gpu()}
@@ -50,7 +50,7 @@ def do(order: Order, folder: Path, log: EventLog) -> None:
         from labkit.bench.measure import perform  # a tenth of a second
 
         return perform(order, device, folder, log)
-    resources.keep_freed_memory()
+    machine.keep_freed_memory()
     run_training(order, device, here, folder, log)
 
 
@@ -128,7 +128,7 @@ def trained(
     with lines_of(loader, folder):
         iterator = begun(loader, job, log)
         steps = train(trainer, iterator, timeline, job)
-    log.write("memory", peak_bytes=resources.peak_bytes(trainer.device))
+    log.write("memory", peak_bytes=machine.peak_bytes(trainer.device))
     return steps, iterator
 
 
@@ -148,12 +148,12 @@ def lines_of(loader: DataLoader[object], folder: Path) -> Iterator[None]:
 
 def begun(loader: Iterable[Any], job: Job, log: EventLog) -> Iterator[Any]:
     """Begin to measure: start the loader's workers, and write who they are."""
-    resources.collect_garbage()  # from here on, all is as in anybody's training
+    machine.collect_garbage()  # from here on, all is as in anybody's training
     log.write("begin", warmup=max(LEAST_WARMUP, job.num_workers * (job.prefetch_factor or 0)))
     if job.num_workers:
         log.stage(f"starting {job.num_workers} loader workers")
     iterator = iter(loader)
-    loader_workers.kept_iterators.append(iterator)
-    loader_workers.started.extend(multiprocessing.active_children())
-    log.write("workers", pids=[worker.pid for worker in loader_workers.started])
+    lifetime.kept_iterators.append(iterator)
+    lifetime.started.extend(multiprocessing.active_children())
+    log.write("workers", pids=[worker.pid for worker in lifetime.started])
     return iterator

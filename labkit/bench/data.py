@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from labkit.instruments.loader_workers import worker_dies_with_bench
+from labkit.instruments.lifetime import worker_dies_with_bench
 from labkit.knobs import Settings
 from labkit.spec import LOADER_KNOBS, Job
 from labkit.stamps.events import EventLog

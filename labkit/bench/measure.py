@@ -13,7 +13,7 @@ import torch
 from labkit.bench.grid import TIMED
 from labkit.bench.stopwatch import Bench, Skipped
 from labkit.bench.user_dataset import fetch
-from labkit.instruments import resources
+from labkit.instruments import machine
 from labkit.orders import Order
 from labkit.stamps.events import EventLog
 
@@ -23,7 +23,7 @@ MOST_TEXT = 300  # characters of an error
 def perform(order: Order, device: torch.device, folder: Path, log: EventLog) -> None:
     """Call the reader's function for each point of the grid, and write its rows as they come."""
     function = fetch(order["source"], folder)[order["measure"]]
-    resources.collect_garbage()
+    machine.collect_garbage()
     points = order["points"]
     log.write("begin", warmup=0)
     for number, point in enumerate(points):
@@ -52,7 +52,7 @@ def call(function: Callable, point: dict[str, object], bench: Bench) -> dict[str
     except Skipped as why:
         return {"kind": "skipped", "error": str(why)}
     except Exception as error:  # whatever the reader's code raises
-        if resources.refused(error):
+        if machine.refused(error):
             return {"kind": "out of memory", "error": "out of memory"}
         return {"kind": "mistake", "error": said(error, function)}
     return {"error": None}

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from labkit.bench import carry_out
 from labkit.bench.loop import Trainer, train
 from labkit.bench.roofline import work_of
-from labkit.instruments import machine, resources
+from labkit.instruments import machine
 from labkit.instruments.record_head import write_or_why, write_spec
 from labkit.orders import Order
 from labkit.process.device_lock import hold
@@ -97,8 +97,8 @@ def train_one(order: Order, folder: Path, log: EventLog) -> None:
     asked = order["pipeline"]
     pipeline = asked | order["starve"].get(str(rank), {}) | {"xray": False, "seconds": None}
     write_spec(log, f"{order['run']}-rank{rank}", pipeline)
-    resources.use_fixed_threads()
-    resources.keep_freed_memory()
+    machine.use_fixed_threads()
+    machine.keep_freed_memory()
     device = machine.of_rank(pipeline["device"], ranks, rank)
     machine.use(device)
     here = machine.describe(device)
@@ -125,6 +125,6 @@ def train_one(order: Order, folder: Path, log: EventLog) -> None:
     iterator = carry_out.begun(loader, job, log)
     dist.barrier()  # or the first step would wait for whoever started last
     train(trainer, iterator, timeline, job)
-    log.write("memory", peak_bytes=resources.peak_bytes(device))
+    log.write("memory", peak_bytes=machine.peak_bytes(device))
     write_or_why(log, "work", lambda: work_of(job, device))
     dist.barrier()  # nobody closes a connection that another one still uses

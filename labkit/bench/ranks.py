@@ -1,8 +1,8 @@
-"""A distributed run: `python -m labkit.bench.ranks FOLDER PARENT [RANK]`.
+"""Starting the ranks of a distributed run: processes on this machine, each `labkit.bench`.
 
-Without a rank it starts them all: processes on this machine, which meet through a file in the run's
-folder. Here the run's log is told which rank failed and why. A rank writes what a single run does,
-into `FOLDER/rankN/events.jsonl`, and of each step when its gradients were exchanged.
+They meet through a file in the run's folder. Here the run's log is told which rank failed and why.
+A rank writes what a single run does, into `FOLDER/rankN/events.jsonl`, and of each step when its
+gradients were exchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import sys
 import time
 from pathlib import Path
 
-from labkit.instruments import lifetime
 from labkit.orders import Order
 from labkit.process import family
 from labkit.stamps.events import FILE_NAME, EventLog, events_named
@@ -24,9 +23,8 @@ POLL_S = 0.05
 
 def launch(order: Order, folder: Path, log: EventLog) -> int | None:
     """Start the ranks, and wait for them; return the exit code, None if it is 0."""
-    log.write("hello", pid=os.getpid())
     log.stage("starting the ranks")
-    command = [sys.executable, "-m", "labkit.bench.ranks", str(folder), str(os.getpid())]
+    command = [sys.executable, "-m", "labkit.bench", str(folder), str(os.getpid())]
     ranks = [subprocess.Popen([*command, str(rank)]) for rank in range(order["ranks"])]
     codes: list[int | None] = [None]
     while None in codes and not any(codes):
@@ -56,17 +54,3 @@ def name_the_failed(codes: dict[int, int], folder: Path, log: EventLog) -> None:
         kind=f"Rank {rank}",
         message=why or f"it was ended by {family.exit_name(codes[rank])}",
     )
-
-
-def train(order: Order, folder: Path, log: EventLog) -> None:
-    """Train as one of the ranks; who starts them needs no torch."""
-    from labkit.bench.rank import train_one
-
-    train_one(order, folder, log)
-
-
-if __name__ == "__main__":
-    if sys.argv[3:]:
-        lifetime.serve(train, f"rank{sys.argv[3]}")
-    else:
-        lifetime.serve(launch)

@@ -19,15 +19,16 @@ import os
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from labkit import quotas
 from labkit.bench import formats
 from labkit.bench.data import IMAGE_CLASSES
 from labkit.bench.formats import DTYPES
 from labkit.bench.models import PATCH
-from labkit.instruments import host, machine
+from labkit.instruments import machine
 from labkit.process import folders
 from labkit.spec import Job
 from labkit.stamps.events import private
@@ -103,19 +104,18 @@ def work_of(job: Job, device: torch.device) -> dict[str, object]:
 def measured(bench: Bench, of: str, *, again: bool = False) -> dict[str, object]:
     """Return the rate of memory ("bandwidth", byte/s) or of products in a format (FLOP/s).
 
-    With the day. Today's rate is returned as it was kept, unless `again`.
+    Today's rate is returned as it was kept, unless `again`.
     """
-    today = date.today().isoformat()
-    known = _peaks(bench.device)
-    if again or known.get(of, {}).get("day") != today:
-        rate = memory_rate(bench) if of == "bandwidth" else product_rate(bench, of)
-        known[of] = {"per_s": rate, "day": today}
-        path = _file_of(bench.device)
+    path = _file_of(bench.device)
+    is_of_today = path.exists() and date.fromtimestamp(path.stat().st_mtime) == date.today()
+    known = reached(bench.device) if is_of_today else {}
+    if again or of not in known:
+        known[of] = memory_rate(bench) if of == "bandwidth" else product_rate(bench, of)
         part = path.with_suffix(f".{os.getpid()}")  # another run may be writing the same
         with open(part, "w", opener=private) as file:
             json.dump(known, file)
         part.replace(path)
-    return known[of]
+    return {"per_s": known[of]}
 
 
 def memory_rate(bench: Bench) -> float:
@@ -150,11 +150,6 @@ def fastest(bench: Bench, work: Callable[[], object], amount: float) -> float:
 
 def reached(device: torch.device) -> dict[str, float]:
     """Return {format: FLOP/s, "bandwidth": byte/s} as last measured here."""
-    return {name: peak["per_s"] for name, peak in _peaks(device).items()}
-
-
-def _peaks(device: torch.device) -> dict[str, dict[str, Any]]:
-    """Return {format or "bandwidth": what `measured` returned}; {} without any."""
     return json.loads(text_of(_file_of(device)) or "{}")
 
 
@@ -162,5 +157,5 @@ def _file_of(device: torch.device) -> Path:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:
-        name = f"{host.cpu_name()} {device.type} {torch.get_num_threads()} threads"
-    return folders.part("peaks") / f"{name} torch {torch.__version__}.json".replace("/", " ")
+        name = f"{quotas.cpu_name()} {device.type} {torch.get_num_threads()} threads"
+    return folders.part("roofs") / f"{name} torch {torch.__version__}.json".replace("/", " ")

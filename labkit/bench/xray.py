@@ -90,13 +90,11 @@ def summarise(events: list[FunctionEvent]) -> dict[str, float]:
         and OPERATOR.search(event.name)
     ]
     own_us = [event.self_cpu_time_total for event in operators]
-    tiny_us = [each for each in own_us if each < TINY_US]
     took_us = window.elapsed_us()
     return {
-        "tiny_ops": len(tiny_us),
         "window_us": took_us,
         "gap_us": max(0.0, took_us - sum(own_us)),  # no operator ran
-        "tiny_us": sum(tiny_us),
+        "tiny_us": sum(each for each in own_us if each < TINY_US),
         "fusible_us": _fusible_us(operators),
     }
 

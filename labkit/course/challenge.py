@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from typing import Any, Literal
 
@@ -72,10 +72,11 @@ class Challenge:
     """One challenge: read it, `.check(answer)` it, ask for the `.solution()` after a try."""
 
     key: str  # "02-feed": notebook and name
-    text: str
+    _: KW_ONLY
     hints: tuple[str, ...]
     example: Pipeline | Answer  # of an answer that passes
 
+    text = ""  # the task
     rules = ""  # the kind of answer that is expected, and what it may change
 
     def attempt(self, answer: object) -> Mapping[Goal, float | None]:
@@ -112,6 +113,8 @@ class Challenge:
 class KnobChallenge(Challenge):
     """Answered with `start` in which knobs of `free` are changed: a spec, or a dict of changes."""
 
+    _: KW_ONLY
+    text: str
     start: Pipeline
     free: tuple[str, ...]
     faster: float | None = None  # a multiple of the samples/s of `start`
@@ -155,10 +158,20 @@ baseline = cache(run_of)  # this session's run of what was given
 
 @dataclass(frozen=True, repr=False)
 class CodeChallenge(Challenge):
-    """Answered with a function or a class, which `numbers_of` tries out on the bench."""
+    """Answered with a function or a class, which `numbers_of` tries out on the bench.
 
-    goals: tuple[Goal, ...]
+    That returns a number for each goal, by its `what`, and its docstring poses the challenge. It
+    raises ValueError where the answer does other work than the task asks for.
+    """
+
     numbers_of: Check
+    _: KW_ONLY
+    goals: tuple[Goal, ...]
+
+    @property
+    def text(self) -> str:
+        """The task."""
+        return inspect.getdoc(self.numbers_of) or ""
 
     @property
     def rules(self) -> str:
@@ -185,18 +198,3 @@ class CodeChallenge(Challenge):
         if row["error"]:
             raise ValueError(row["error"])
         return row["measured"]
-
-
-def code(
-    key: str, *, hints: tuple[str, ...], goals: tuple[Goal, ...], example: Answer
-) -> Callable[[Check], CodeChallenge]:
-    """Make a check the challenge that its docstring poses.
-
-    A check takes an answer and returns a number for each goal, by its `what`; it raises ValueError
-    where the answer does other work than the task asks for.
-    """
-
-    def posed(check: Check) -> CodeChallenge:
-        return CodeChallenge(key, inspect.getdoc(check) or "", hints, example, goals, check)
-
-    return posed

@@ -1,16 +1,19 @@
-"""Predict first: a guess, settled by what is measured."""
+"""What your own numbers decide: a guess, made first, and the claims of the course."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import pandas
 
 from labkit.api import Run
+from labkit.bench.quick_runs import quick_run
 from labkit.results.measurements import short
 from labkit.results.result import Result, Table
 
+STRICT = "LABKIT_STRICT"  # "1" where a claim that does not hold is an error: the tests set it
 Guessed = float | str  # a number or a choice
 
 
@@ -53,3 +56,27 @@ def guess(question: str, value: Guessed | None = None) -> Guess:
         value: A number or a choice (a text); None or `...` skips it.
     """
     return Guess(question, None if value is ... else value)
+
+
+def check(claim: str, condition: bool, *, exact: bool = False) -> None:
+    """Print `claim` with a tick where `condition` is true, else that it does not hold here.
+
+    Args:
+        claim: A sentence, such as "BF16 loses digits, not range".
+        condition: Whether the numbers at hand bear it out.
+        exact: The claim is about values, not about times: it holds on every machine. One about
+            times that fails in a quick run (LABKIT_QUICK=1: short runs, side by side) is not
+            judged.
+
+    Raises:
+        AssertionError: The claim does not hold although it was judged, and LABKIT_STRICT=1 is set,
+            as by the tests.
+    """
+    if condition:
+        print(f"✓ {claim}")
+    elif quick_run() and not exact:
+        print(f"- not judged in a quick run: {claim}")
+    elif os.environ.get(STRICT) == "1":
+        raise AssertionError(f"does not hold here: {claim}")
+    else:
+        print(f"✗ not on this machine: {claim}")

@@ -6,25 +6,18 @@ Energy is the device's own, from its counter; None without one, as is all that f
 from __future__ import annotations
 
 import math
-import re
 
 import numpy as np
 
-from labkit.results.hardware import Machine
 from labkit.results.result import Result, Table
 from labkit.results.run_data import RunData
 
-# What a device rents for at Amazon, USD/h. GPUs: "EC2 Capacity Blocks for ML", effective rate per
-# accelerator, list of the end of 2024; A10G: g5.xlarge on demand, us-east-1, June 2026. A CPU core:
-# half of m7g.large (two vCPUs), the same. Other cards have no default. A rent includes electricity.
-USD_PER_HOUR = {"H200": 5.408, "H100": 4.916, "A100": 1.844, "A10G": 1.006}
-USD_PER_CORE_HOUR = 0.0816 / 2
 # The world's average electricity in 2024, life cycle, CO2 equivalents (Ember, Global Electricity
 # Review 2025). Grids range from about 0.05 to 0.7
 KG_CO2_PER_KWH = 0.473
 SAMPLES_PER_EPOCH = 1_281_167  # the training images of ImageNet-1k (ILSVRC 2012)
 ROWS = {  # of the table: what it is called, by the attribute, with its unit
-    "usd_per_hour": "rent, USD/h (or give usd_per_hour)",
+    "usd_per_hour": "rent, USD/h (give usd_per_hour)",
     "kg_co2_per_kwh": "grid, kg CO2e/kWh",
     "hours_per_epoch": "time, h",
     "usd_per_epoch": "rent, USD",
@@ -52,8 +45,8 @@ class Cost(Result):
     ):
         """Take a run, and one to compare it with, `before`, at the same prices.
 
-        Rent is by default `USD_PER_HOUR` of `labkit.diagnosis.cost`, the grid the world's average,
-        an epoch ImageNet's. ValueError: a price below 0 or not finite, or a run without numbers.
+        `usd_per_hour` is what the machine rents for; the grid is by default the world's average, an
+        epoch ImageNet's. ValueError: a price below 0 or not finite, or a run without numbers.
         """
         given = {
             "usd_per_hour": usd_per_hour,
@@ -68,12 +61,11 @@ class Cost(Result):
         self.title = f"An epoch of {samples_per_epoch:,} {run.unit}, {run.mark or run.machine.name}"
         self.before = before and Cost(before, **given)
         watts = mean_watts(run)
-        rent = usual_rent(run.machine) if usd_per_hour is None else usd_per_hour
-        self.usd_per_hour = rent
+        self.usd_per_hour = usd_per_hour
         self.kg_co2_per_kwh = kg_co2_per_kwh
         self.watts = watts  # mean power while training, from the energy counter
         self.hours_per_epoch = hours = samples_per_epoch / run.throughput / 3600
-        self.usd_per_epoch = usd = rent and rent * hours
+        self.usd_per_epoch = usd = usd_per_hour and usd_per_hour * hours
         self.idle_usd_per_epoch = usd and run.utilization and usd * (1 - run.utilization)
         self.kwh_per_epoch = kwh = watts and watts * hours / 1e3
         self.kg_co2_per_epoch = kwh and kwh * kg_co2_per_kwh
@@ -104,11 +96,3 @@ def mean_watts(run: RunData) -> float | None:
     if known.sum() < 2:
         return None
     return float(np.ptp(joules[known]) / np.ptp(moments[known])) or None
-
-
-def usual_rent(machine: Machine) -> float | None:
-    """Return the default rent of a device, USD/h; None for a card not listed, or a part of one."""
-    if machine.kind == "cpu":
-        return machine.cpu_cores and USD_PER_CORE_HOUR * machine.cpu_cores
-    found = re.search(rf"\b({'|'.join(USD_PER_HOUR)})\b(?!.* MIG )", machine.name)
-    return found and USD_PER_HOUR[found[1]]

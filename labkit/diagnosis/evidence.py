@@ -56,7 +56,7 @@ class Evidence:
     epoch_starts: float = 0.0  # waits for the first batches of later epochs
     first_epoch: float = 0.0  # by which the first epoch waited longer than as many later steps
     padding: float  # of the tokens computed
-    wait_us: float  # of the average step
+    wait_us: float = 0.0  # of the average step; 0: not known
     compute_us: float  # of the average step
     launches_only: bool = False  # a step's parts are the host's: the device's times are not known
 
@@ -129,10 +129,10 @@ class Evidence:
 
     def in_xray(self, *times: str) -> float:
         """Return the share (0 to 1) of the compute that these times of the x-ray make up."""
-        read = (self.xray.get(name) for name in (*times, "window_us"))
-        *spent, whole = known = [us for us in read if us is not None]
-        if len(known) <= len(times):
+        read: list[Any] = [self.xray.get(name) for name in (*times, "window_us")]
+        if None in read:
             raise NotMeasured(*times)
+        *spent, whole = read
         return min(1.0, sum(spent) / max(whole, 1e-9))
 
     @property
@@ -160,4 +160,4 @@ class Evidence:
     @property
     def stalls(self) -> bool:
         """Whether the loop waits seldom and long."""
-        return self.stall_share > limits.STALLS and self.wait_share > limits.STALLS_FROM
+        return self.stall_share > limits.STALLS

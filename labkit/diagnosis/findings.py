@@ -7,7 +7,9 @@ docstring has the condition, and the thresholds in it by their names in `thresho
 
 from __future__ import annotations
 
+import html
 import itertools
+import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,6 +18,8 @@ from typing import Any
 from labkit.diagnosis.evidence import Evidence, NotMeasured
 from labkit.diagnosis.hot_lines import Line
 from labkit.knobs import Setting
+from labkit.results.result import Result, Table
+from labkit.results.templates import template
 
 LOOK_INSIDE = (
     "Look inside a few steps: run a pipeline with xray=True and 20 steps or more; of a loop of "
@@ -35,44 +39,6 @@ BOTTLENECKS = {  # every name that a diagnosis can give
     "unsure": "no verdict",
 }
 BESIDE_TRAINING = ("validation", "between_epochs")  # causes of "host" outside the training loop
-
-CAUSES_OF = {  # {page of the folder `symptoms` beside the notebooks: the causes that it explains}
-    "busy-device": ("the_device_is_the_limit", "low_MFU", "elementwise_chains"),
-    "copies": ("copies",),
-    "costly-items": ("item", "collate", "slow_line", "cores"),
-    "epoch-start": ("workers_restart", "cold_start"),
-    "growth": ("drift",),
-    "hang": ("hang",),
-    "launches": ("issuing_work", "gaps_or_small_kernels", "Python_and_tiny_operators"),
-    "loop-body": ("sync", "python", "logging", "waiting", "loader", "host_work"),
-    "neighbour": ("neighbour", "throttle"),
-    "no-verdict": (
-        "too_short",
-        "too_close_to_call",
-        "busy_is_an_upper_bound",
-        "device_not_timed",
-        "body_not_seen",
-    ),
-    "padding": ("padding",),
-    "periodic": ("periodic", *BESIDE_TRAINING),
-    "precision": ("float64", "FP32", "no_Tensor_Cores"),
-    "ranks": (
-        "one_rank_is_short_of_data",
-        "one_rank_is_slower",
-        "the_exchange_is_not_hidden",
-        "exposed_collectives",
-    ),
-    "sending-batches": ("hand_over",),
-    "slow-items": ("stalls",),
-    "slow-storage": ("storage_latency",),
-    "threads": ("threads",),
-    "too-few-workers": (
-        "too_few_workers",
-        "waiting_for_data",
-        "data_prepared_outside_a_DataLoader",
-    ),
-}
-PAGE_OF = {cause: f"symptoms/{page}.md" for page, causes in CAUSES_OF.items() for cause in causes}
 
 
 def in_words(cause: str) -> str:
@@ -96,6 +62,7 @@ class Finding:
 
     name: str  # the bottleneck, one of `BOTTLENECKS`
     cause: str  # "storage_latency"
+    page: str  # that explains it, in the folder of the notebooks: "symptoms/slow-storage.md"
     lost_share: float = 0.0  # of wall time (0 to 1), that would be saved if it were gone
     evidence: str = ""  # the numbers that show it, and in brackets what measured them
     remedies: tuple[Remedy, ...] = ()  # the one to try first in front
@@ -108,21 +75,16 @@ class Finding:
     advice: str = ""  # what to change first, and what to expect of it
     code: str = ""  # what to type for the first remedy
 
-    @property
-    def page(self) -> str:
-        """Where to read on, in the folder of the notebooks; "" for what has no page."""
-        return PAGE_OF.get(self.cause, "")
-
     def to_dict(self) -> dict[str, object]:
         """Return the finding as JSON types."""
         return {
             **vars(self),
-            "lost_share": round(self.lost_share, 4),
             "lines": [*map(asdict, self.lines)],
             "remedies": [*map(asdict, self.remedies)],
-            "page": self.page,
         }
 
+
+# -- a cause --
 
 Rule = Callable[[Evidence], Finding | None]
 LOSS = "loss"  # what costs device time: the losses of each bottleneck add up
@@ -171,15 +133,133 @@ def not_judged(evidence: Evidence) -> dict[str, list[str]]:
 
 
 def loss(
-    name: str, cause: str, share: float, seen: str, by: str, *remedies: Remedy, **more: Any
+    name: str,
+    cause: str,
+    page: str,
+    share: float,
+    seen: str,
+    by: str,
+    *remedies: Remedy,
+    **more: Any,
 ) -> Finding:
     """Return a finding with what it costs: `by` measured that share of the time, `seen` says of it.
 
     `more` are fields of the `Finding`.
     """
-    return Finding(name, cause, share, f"{share:.0%} {seen} ({by}).", remedies, **more)
+    return Finding(name, cause, page, share, f"{share:.0%} {seen} ({by}).", remedies, **more)
 
 
 def gain_without(lost_share: float) -> float:
     """Return the throughput over the present one, were this share of the time not lost."""
     return 1 / (1 - min(lost_share, HIGHEST_LOSS))
+
+
+# -- what a diagnosis says: the findings in order, how sure that is, and what limits it --
+
+WITHOUT = {  # what is said where an instrument of this name was missing
+    "xray": "no x-ray looked inside the steps (xray=True)",
+    "workers": "the loader's workers were not timed",
+    "kernels": "no profiler saw the GPU's kernels",
+    "heat": "the driver did not tell why the GPU's clock was held down",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Result):
+    """What holds a run back."""
+
+    findings: tuple[Finding, ...]  # what costs device time, ranked by how much
+    # 0 to 1: the share of resampled runs (steps drawn anew with replacement) with the same verdict;
+    # of a trace, how far the first loss is ahead of the second or of its threshold
+    confidence: float
+    source: str  # where it was measured
+    notes: tuple[str, ...] = ()  # what limits the verdict
+    caveats: tuple[str, ...] = ()  # what limits it so severely that the first line says it
+    mark: str | None = None  # says RECORDED, and on what, where it was not measured here
+    # {instrument that was missing: the causes that could not be judged without it}
+    not_judged: Mapping[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def bottleneck(self) -> str:
+        """The first finding's, one of `BOTTLENECKS`; "compute" is healthy."""
+        return self.findings[0].name
+
+    @property
+    def rank(self) -> int | None:
+        """Of several ranks, the one that holds the others back; None if none does."""
+        return self.findings[0].rank
+
+    @property
+    def evidence(self) -> str:
+        """The numbers behind the first finding."""
+        return self.findings[0].evidence
+
+    @property
+    def advice(self) -> str:
+        """What to change first."""
+        return self.findings[0].advice
+
+    @property
+    def headline(self) -> str:
+        """The verdict in a few words."""
+        first = self.findings[0]
+        is_beside = first.cause in BESIDE_TRAINING
+        about = in_words(first.cause) if is_beside else BOTTLENECKS[first.name]
+        is_blamed = first.rank is not None and first.name != "communication"
+        return f"{first.name}{f' on rank {first.rank}' if is_blamed else ''} ({about})"
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the diagnosis as JSON types."""
+        return {
+            "bottleneck": self.bottleneck,
+            "confidence": self.confidence,
+            "findings": [finding.to_dict() for finding in self.findings],
+            "source": self.source,
+            "notes": [*self.notes, *self.caveats],
+            "rank": self.rank,
+            "not_judged": self.not_judged,
+        }
+
+    @property
+    def three_lines(self) -> tuple[str, str, str]:
+        """What holds the run back, why (the numbers of this run), and what to do about it."""
+        first = self.findings[0]
+        told = [f"Bottleneck {self.headline}", *self.caveats]
+        if first.lost_share:
+            told[0] += f": {first.lost_share:.0%} of the time"
+        what = ". ".join(each.rstrip(".") for each in told)
+        what = f"{self.mark}: {what}" if self.mark else what
+        code = first.code.strip()
+        if "\n" in code:
+            code = textwrap.indent(f"\n{code}", "    ")
+        do = f"{first.advice} In PyTorch: {code}" if code else first.advice
+        return what, f"Why: {first.evidence}", f"Do: {do}"
+
+    def table(self) -> Table:
+        """Return the full report: every finding with its time, evidence and advice, and notes."""
+        rows = []
+        foot = [self.source, *self.notes, *self.caveats]
+        for name, causes in self.not_judged.items():
+            foot.append(f"Not judged, as {WITHOUT[name]}: {', '.join(map(in_words, causes))}.")
+        for each in self.findings:
+            cause = in_words(each.cause)
+            lost = f"{each.lost_share:.0%}" if each.lost_share else None
+            rows.append((f"{each.name}: {cause}", lost, each.evidence, each.advice))
+            if each.code:
+                foot += [f"{cause}, in PyTorch:", textwrap.indent(each.code.rstrip(), "    ")]
+        head = ("finding", "time lost", "evidence", "what to change")
+        return Table(rows, head, f"Bottleneck: {self.headline}", foot, left=(0, 2, 3))
+
+    def __repr__(self) -> str:
+        return "\n".join(self.three_lines)
+
+    def _repr_html_(self) -> str:
+        what, why, do = (html.escape(line) for line in self.three_lines)
+        page = self.findings[0].page
+        do = do.replace(page, f"<a href='{page}'>{page}</a>", 1)
+        text = f"<b>{what}</b><div>{why}</div><div style='white-space:pre-wrap'>{do}</div>"
+        copied = template("buttons.html").render(
+            code=self.findings[0].code
+        )  # none for an empty text
+        more = self.table()._repr_html_()
+        return f"{text}{copied}<details><summary>all findings</summary>{more}</details>"

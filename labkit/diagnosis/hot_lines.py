@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     import pandas
 
 CELL = re.compile(r"ipykernel_\d+|<ipython-input")  # in the name of a notebook cell's file
+NONE = (
+    "no stack was sampled after the warm-up: that takes Linux, a loop in the main thread, and the "
+    "signal SIGURG"
+)
 LEAST_SHOWN = 0.01  # share of a row of the table
 FEWEST = 30  # samples of the body (0.3 s of it) that may speak for its lines
 COLLATE = "collate"  # what a loader is busy with where it puts items together
@@ -35,9 +39,6 @@ PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work of which on
     "wait": "waiting",
     "library": "python",  # of older records
 }
-# Parts of a loop's body, of those in `hot_lines.PART_OF_KIND`, in which the host gives the
-# device nothing to do
-HOST_ALONE = ("python", "logging", "waiting", "loader")
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,11 @@ class Line:
     call: str = ""  # its text; of older records, what it called; "" where that is not known
 
     @property
-    def place(self) -> str:
-        """The file and the line: "train.py:42"; a notebook's cell has no name: "cell line 42"."""
-        file = "cell line " if CELL.search(self.file) else f"{Path(self.file).name}:"
-        return f"{file}{self.line}"
-
-    @property
     def address(self) -> str:
-        """The line as people write it: "validate() (train.py:42)"."""
-        is_outside = self.function == "<module>"
-        return self.place if is_outside else f"{self.function}() ({self.place})"
+        """The line as people write it: "validate() (train.py:42)"; of a cell "(cell line 42)"."""
+        file = "cell line " if CELL.search(self.file) else f"{Path(self.file).name}:"
+        place = f"{file}{self.line}"
+        return place if self.function == "<module>" else f"{self.function}() ({place})"
 
     @property
     def what(self) -> str:
@@ -102,8 +98,7 @@ class Lines(Result):
         frame["of_phase"] = _part_of(frame.seconds, frame.phase)
         frame["share"] = _part_of(frame.seconds, frame.phase == "worker")
         self.frame = frame
-        nothing = run.fact_of("no_lines", "why") or "no stack was sampled after the warm-up"
-        self.missing = "" if len(self) else nothing
+        self.missing = "" if len(self) else NONE
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -161,15 +156,6 @@ class Lines(Result):
             foot=(f"the loop's body: {', '.join(parts) or 'not seen'}", self.missing or sampled),
         )
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the lines as JSON types."""
-        return {
-            "samples": len(self),
-            "missing": self.missing,
-            "body": self.body,
-            "lines": [*map(asdict, self.lines)],
-        }
-
 
 def _part_of(seconds: pandas.Series, group: pandas.Series) -> pandas.Series:
     """Return which part each time is of all of its group."""
@@ -198,7 +184,4 @@ def _samples(run: RunData) -> pandas.DataFrame:
     return frame
 
 
-@functools.lru_cache(maxsize=16)  # of the ranks of a run
-def lines_of(run: RunData) -> Lines:
-    """Return where in the user's code the time of a run went."""
-    return Lines(run)
+lines_of = functools.lru_cache(maxsize=16)(Lines)  # of the ranks of a run

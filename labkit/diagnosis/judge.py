@@ -16,15 +16,14 @@ from labkit.diagnosis.findings import (
     LOOK_INSIDE,
     LOSS,
     WARNING,
+    Diagnosis,
     Finding,
     found,
     not_judged,
 )
 from labkit.diagnosis.step_table import StepTable, of_trace, of_traces
-from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wording import worded
 from labkit.results.run_data import RunData
-from labkit.text import counted
 from labkit.traces.read import Breakdown, RankTraces
 
 # Causes that workers seem to have which only lack a core
@@ -119,24 +118,22 @@ def lead(evidence: Evidence) -> float:
 
 def most_confidence(first: Finding, evidence: Evidence) -> float:
     """Return the most confidence in a verdict: a device is trusted where something saw it."""
-    if evidence.launches_only:
-        return limits.UNSEEN
-    looked_inside = evidence.known("xray") or evidence.known("kernels")
-    return 1.0 if first.lost_share or looked_inside else limits.UNSEEN
+    is_told = first.lost_share or evidence.known("xray") or evidence.known("kernels")
+    return 1.0 if is_told and not evidence.launches_only else limits.UNSEEN
 
 
 # -- why there is no verdict -----------------------------------------------------------------------
 
 
-def unsure(cause: str, evidence: str, advice: str) -> Finding:
+def unsure(cause: str, evidence: str, advice: str, page: str = "symptoms/no-verdict.md") -> Finding:
     """Return a finding that says why there is no verdict, and what to do for one."""
-    return Finding("unsure", cause, evidence=evidence, advice=advice)
+    return Finding("unsure", cause, page, evidence=evidence, advice=advice)
 
 
 def too_short(steps: int) -> Finding:
     """Too few steps were measured."""
     seen = f"{steps} steps were measured after the warm-up; a verdict needs {limits.MIN_STEPS}."
-    return unsure("too_short", seen, f"Run {counted(limits.MIN_STEPS - steps, 'more step')}.")
+    return unsure("too_short", seen, "Run longer (more steps).")
 
 
 def too_close(agree: Counter[str]) -> Finding | None:
@@ -153,11 +150,16 @@ def against(first: Finding, evidence: Evidence) -> Finding | None:
     shared = evidence.known("others_on_card") or 0.0
     if shared > limits.FOREIGN_LOAD:
         seen = f"{shared:.0%} of the time kernels of other processes ran on the same GPU (NVML)."
-        return unsure("neighbour", seen, STOP_OTHERS)
+        return unsure("neighbour", seen, STOP_OTHERS, "symptoms/neighbour.md")
     taken = taken_by_others(first, evidence)
     if taken > limits.FOREIGN_LOAD:
         seen = f"{taken:.0%} of the time in which this program had work, others had its cores "
-        return unsure("neighbour", f"{seen}(threshold {limits.FOREIGN_LOAD:.0%}).", STOP_OTHERS)
+        return unsure(
+            "neighbour",
+            f"{seen}(threshold {limits.FOREIGN_LOAD:.0%}).",
+            STOP_OTHERS,
+            "symptoms/neighbour.md",
+        )
     return unseen(evidence) if first.name == "compute" else None
 
 

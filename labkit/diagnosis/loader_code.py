@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from labkit.instruments.loader_knobs import OF_WORKERS
 from labkit.knobs import Setting
 from labkit.results.script import call_lines
-from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS
+from labkit.spec import LOADER_KNOBS
 from labkit.stamps.record import Event
 
-OF_WORKERS = {*WITHOUT_WORKERS, "multiprocessing_context", "timeout"}
 # What of a record may stand in code, as a record is anybody's: a name, a class, a literal
 NAME = re.compile(r"[^\W\d]\w{0,50}(\.[^\W\d]\w{0,50}){0,3}")
 CLASS = re.compile(r"(|([^\W\d]\w{0,50}\.){0,3}[A-Z]\w{0,50})")  # what else is called may do harm
@@ -54,23 +54,20 @@ class LoopCode:
         )
 
     def lines(self, changes: Mapping[str, Setting]) -> str:
-        """Return the lines that make `changes` to a loader, {knob: value}; "" of other knobs.
+        """Return the lines that make `changes` to a loader, {knob: value}; "" where none do.
 
         The loader's call is ready to paste. In comments is what has a name that is not known, and
         what a Trainer is told.
         """
-        of_loader = {name: value for name, value in changes.items() if name in LOADER_KNOBS}
-        if not of_loader or not self.trainer:
-            return self.loader_line(of_loader) if of_loader else ""
-        told = ", ".join(f"dataloader_{name}={value!r}" for name, value in of_loader.items())
-        return f"# TrainingArguments(..., {told})\n"
-
-    def loader_line(self, changes: Mapping[str, Setting]) -> str:
-        """Return the statement that makes the loader with `changes`; "" where it is no call."""
+        changed = {name: repr(value) for name, value in changes.items() if name in LOADER_KNOBS}
+        if changed and self.trainer:
+            told = ", ".join(f"dataloader_{name}={code}" for name, code in changed.items())
+            return f"# TrainingArguments(..., {told})\n"
         known = {"dataset": None, **self.arguments}
-        if self.call is None or ("batch_sampler" in known and "batch_size" in changes):
+        is_fixed = "batch_sampler" in known and "batch_size" in changes
+        if not changed or self.call is None or is_fixed:
             return ""
-        known |= {name: repr(value) for name, value in changes.items()}
+        known |= changed
         left_out = OF_WORKERS if known.get("num_workers", "0") == "0" else ()
         dataset = known.pop("dataset")
         named = [f"{name}={code or name}" for name, code in known.items() if name not in left_out]

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.findings import Finding, Remedy, loss
+from labkit.diagnosis.findings import Diagnosis, Finding, Remedy, loss
 from labkit.diagnosis.judge import of_run
-from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wall_shares import trains, wall_shares
 from labkit.diagnosis.wording import worded
 from labkit.process.leftovers import recover_loop
@@ -73,20 +72,27 @@ def between_ranks(times: pandas.DataFrame) -> list[Finding]:
     if times.steps.min() < limits.MIN_STEPS:
         return []
     own = 1 - times.others - times.transfer  # of each rank's time: what the others wait for
-    rank, step_ms = int(own.idxmax()), times.step_ms.mean()
+    rank = int(own.idxmax())
     longer, waits_longer = (each[rank] - each.drop(rank).mean() for each in (own, times.wait))
-    seen = f"of the time the others wait for rank {rank}, seemingly busy: it takes "
-    seen += f"{own[rank] * step_ms:.1f} ms of a step for its own part, {longer * step_ms:.1f} ms "
-    seen += f"more than they do; rank {rank} waits for data for {times.wait[rank] * step_ms:.1f} ms"
+    seen = f"of the time the others wait for rank {rank}, seemingly busy: its own part of a "
+    seen += f"step is longer; rank {rank} waits for data for {times.wait[rank]:.0%} of its time"
     what, remedy = ("straggler", "one_rank_is_slower"), LOOK_AT_IT
     if waits_longer >= longer / 2:
         what, remedy = ("input", "one_rank_is_short_of_data"), FEED_RANK
-    is_late = loss(*what, float(longer), seen, "stamps of all ranks", remedy, rank=rank)
+    is_late = loss(
+        *what, "symptoms/ranks.md", float(longer), seen, "stamps of all ranks", remedy, rank=rank
+    )
     lost = float(times.transfer.mean())
     seen = "of the time ranks wait for gradients that every rank has computed, not overlapped"
-    by = "stamps in DDP's communication hook"
-    name = "the_exchange_is_not_hidden"
-    exchange = loss("communication", name, lost, seen, by, EXCHANGE_LESS)
+    exchange = loss(
+        "communication",
+        "the_exchange_is_not_hidden",
+        "symptoms/ranks.md",
+        lost,
+        seen,
+        "stamps in DDP's communication hook",
+        EXCHANGE_LESS,
+    )
     found = sorted((is_late, exchange), key=lambda each: -each.lost_share)
     return [each for each in found if each.lost_share >= limits.WORTH_NAMING[each.name]]
 

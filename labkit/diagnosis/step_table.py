@@ -107,13 +107,12 @@ def _of_workers(run: RunData) -> dict[str, Any]:
     rows = seen.rows[seen.rows.index >= 0]
     if rows.empty:
         return {}
-    hang = seen.hang
     return {
         "workers": len(rows),
         "worker_cpu": rows.cpu_share.mean(),
         "worker_idle": rows.idle_share.mean(),
         "library_threads": int(rows.library_threads.max()),
-        "hang": hang if hang and hang.worker is not None else None,  # the loop's own
+        "hang": seen.hang,
     }
 
 

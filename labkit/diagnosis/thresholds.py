@@ -46,7 +46,6 @@ DISTURBS = FOREIGN_LOAD / 2  # above it a run alone may come out otherwise: said
 # Waiting comes in stalls where the worst tenth of the steps has more than this of it
 WORST_STEPS = 0.1
 STALLS = 0.6
-STALLS_FROM = 0.02  # of the time: less waiting is not looked at
 # The run itself uses this share of the cores: none is left for another worker that computes
 CORES_BUSY = 0.9
 # Below this a worker's batch costs the loop what making it would: handing over 16 small images
@@ -76,8 +75,7 @@ HANGS_S = 30.0  # without progress; SPDL's case studies have reads of several se
 # == inside the compute ==
 # What 16-bit formats gain on Tensor Cores at the least (PyTorch and NVIDIA mixed-precision guides:
 # 2x to 8x). Only for traces, where nothing can be measured.
-TENSOR_CORE_GAIN = 2.0
-HALF_SAVED = 1 - 1 / TENSOR_CORE_GAIN  # of the time of what then runs there
+HALF_SAVED = 0.5  # of the time of what then runs there, at a gain of 2x
 
 # A device that is busy for BUSY of the time, and meanwhile does less than LOW_MFU of its peak: less
 # than any of the four large models in table 3 of Chowdhery et al., "PaLM" (GPT-3: 21.3 %)

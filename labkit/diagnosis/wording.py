@@ -78,8 +78,7 @@ def _advice(finding: Finding) -> str:
     expected = ""
     if finding.lost_share:
         expected = _expectation(finding) if finding.remedies else NOTHING_TO_SET
-    read_on = f"See {finding.page}." if finding.page else ""
-    return " ".join(filter(None, [first, expected, read_on]))
+    return " ".join(filter(None, [first, expected, f"See {finding.page}."]))
 
 
 def _expectation(finding: Finding) -> str:
@@ -128,6 +127,6 @@ def known_first(finding: Finding) -> Finding:
     row = known_call(line) if line and line.share >= MOST * finding.lost_share else None
     if line is None or row is None:
         return finding
-    text = f"`{line.call}` ({line.place}): {row.slow}. {row.do}"
+    text = f"{line.what}: {row.slow}. {row.do}"
     remedy = Remedy("known_call", text)
     return replace(finding, remedies=(remedy, *finding.remedies), expected=None)

@@ -1,4 +1,4 @@
-"""What is in a batch of somebody else's loop: samples, bytes, a number format, padding.
+"""What somebody else's loop has: in a batch samples, bytes, padding; graphs that it keeps.
 
 Nothing here imports torch, runs their code, or waits for a device: only arrays and tensors of just
 torch's and NumPy's own classes are asked, and containers by the methods that Python has built in.
@@ -11,8 +11,10 @@ import itertools
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from statistics import fmean
+from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
+from labkit.instruments import stack
 from labkit.instruments.before_calls import held
 from labkit.stamps.events import EventLog
 from labkit.stamps.interrupts import OwnErrors
@@ -21,6 +23,7 @@ MOST_PARTS = 50  # of a batch, whose bytes are added up
 LOOK_EVERY = 16  # batches, for their padding
 LEAST_TOKENS = 8  # in a row of text
 ELSEWHERE = 0.02  # of a text's tokens may be the one that pads, and not at its end
+LEAST_GROWN = 32  # steps whose graphs are kept: fewer are no growth
 
 Batch: TypeAlias = Any  # whatever a collate function makes
 
@@ -136,19 +139,60 @@ class BatchFacts:
             self.dtype = dtype_of(largest)
             self.on_gpu = type(largest).__module__ == "torch" and not largest.is_cpu
 
-    def count(self, batch: object) -> int:
-        """Return the samples of a batch, and now and then look how much of it is padding."""
+    def size_of(self, batch: object) -> tuple[int, int]:
+        """Return the samples and bytes of a batch, and now and then look how much is padding."""
         if self.met % LOOK_EVERY == 0:
             with OwnErrors():
                 self.padding.append(padding_of(batch) or 0.0)
         self.met += 1
-        return samples_in(batch, self.size) or self.size or 1
-
-    def measure(self, batch: Batch) -> int:
-        """Return the bytes of a batch's arrays."""
-        return sum([array.nbytes for array in arrays_in(batch)])
+        size = sum([array.nbytes for array in arrays_in(batch)])
+        return samples_in(batch, self.size) or self.size or 1, size
 
     def write_padding(self, log: EventLog) -> None:
         """Write how much of the batches is padding, where it was looked for."""
         if any(self.padding):
             log.write("padding", share=round(fmean(self.padding), 4))
+
+
+class Growth:
+    """Looks at the variables of a loop now and then, and remembers how large they were at first."""
+
+    def __init__(self):
+        self.least: dict[str, int] = {}  # by name: the fewest that it was seen with
+        # Those that grow, as the `growth` event has them; `before` and `after`: of how many steps
+        # they kept the graphs at first, and now
+        self.found: dict[str, dict[str, Any]] = {}
+
+    def look(self, frame: FrameType | None, loop: CodeType | None) -> None:
+        """Look at the frame of the code `loop`, which called what `frame` runs."""
+        while frame is not None and frame.f_code is not loop:
+            frame = frame.f_back
+        self.found = {}
+        for name, value in stack.variables(frame).items() if frame else ():
+            size = _graphs_in(value)
+            least = self.least[name] = min(size, self.least.get(name, size))
+            if frame is not None and size >= max(LEAST_GROWN, 2 * least):
+                self.found[name] = {
+                    "name": name,
+                    "before": least,
+                    "after": size,
+                    "file": frame.f_code.co_filename,
+                    "function": frame.f_code.co_name,
+                    "line": frame.f_lineno,
+                }
+
+
+def _graphs_in(value: Any) -> int:
+    """Return how many steps' graphs a list or a dict holds, or a tensor that is added to.
+
+    `best = loss` keeps one graph and is not changed; `total += loss` gets a longer one each time.
+    """
+    entries: Any = value.values() if type(value) is dict else value
+    if type(value) in (list, dict):
+        return len(entries) if _has_graph(next(reversed(entries), None)) else 0
+    return entries._version if _has_graph(value) else 0
+
+
+def _has_graph(value: Any) -> bool:
+    """Return whether it is a tensor with autograd's graph; attributes of others may be code."""
+    return is_array(value) and getattr(value, "grad_fn", None) is not None

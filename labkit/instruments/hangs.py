@@ -10,11 +10,11 @@ import _thread
 import contextlib
 import os
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labkit.instruments.messages import say
 from labkit.stamps.events import EventLog, now_ns, private
 from labkit.stamps.shared_page import shared_page
 
@@ -125,3 +125,10 @@ class HangWatch:
                     log.write("hang", **self.last.event)
                     log.close()
                     say(self.last.event["text"])
+
+
+def say(text: str, by: str = "labkit.watch") -> None:
+    """Say something on stderr, where that is open; stdout is the script's."""
+    if sys.stderr is not None:  # else it would be printed on stdout
+        with contextlib.suppress(Exception):  # it may be closed by now
+            print(f"{by}: {text}", file=sys.stderr, flush=True)

@@ -1,11 +1,16 @@
-"""A bench from its start to its exit: it may wait for its run, does it, and writes how it ended."""
+"""A bench from its start to its exit: it may wait for its run, does it, and writes how it ended.
+
+Its loader's workers end with it, and report each batch that cannot be sent.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import json
 import multiprocessing
+import multiprocessing.queues
 import os
 import signal
 import stat
@@ -13,9 +18,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
-from labkit.instruments import loader_workers
 from labkit.orders import Order
 from labkit.process.family import die_with
 from labkit.process.leftovers import socket_folder
@@ -26,6 +32,10 @@ from labkit.stamps.keys import masked
 INTERRUPTED = 130  # exit code of Ctrl-C, as in a shell
 
 MAX_TRACEBACK = 8_000  # characters kept of a traceback
+
+started: list[BaseProcess] = []
+# Iterators of loaders. One that is let go of waits up to 5 s for each worker that is not idle
+kept_iterators: list[object] = []
 
 
 def stands_by() -> bool:
@@ -98,6 +108,43 @@ def write_failure(log: EventLog, error: BaseException) -> None:
         kind=type(error).__name__,
         message=str(error)[:MAX_TRACEBACK],
         traceback=text,
-        workers={each.pid: each.exitcode for each in loader_workers.started if each.exitcode},
+        workers={each.pid: each.exitcode for each in started if each.exitcode},
     )
     sys.stderr.write(masked(text, []))
+
+
+def worker_dies_with_bench(_worker_id: int) -> None:
+    """DataLoader's `worker_init_fn`: tie a loader worker to the bench that forked it.
+
+    Its queue also reports a batch that cannot be pickled or put into shared memory. Python's own
+    prints the error and drops the batch, and the loop waits for it until the loader's time is up.
+    """
+    bench = multiprocessing.parent_process()
+    # A fork server is its workers' parent; it ends when the bench does
+    by_server = multiprocessing.get_start_method() == "forkserver"
+    if by_server or bench is None or bench.pid is None:
+        die_with(os.getppid())
+    else:
+        die_with(bench.pid)
+    _report_errors_of(multiprocessing.queues.Queue)
+
+
+def _report_errors_of(queues: Any) -> None:
+    """Have each queue of this class send on what its thread failed at: Python's own methods."""
+    start = queues._start_thread
+
+    def start_reporting(queue: Any) -> None:
+        queue._on_queue_feeder_error = functools.partial(_send_error, queue)
+        start(queue)
+
+    queues._start_thread = start_reporting
+
+
+def _send_error(queue: Any, error: Exception, batch: Any) -> None:
+    """Put the error in the place of `batch`; called by the queue's thread while handling it."""
+    from torch._utils import ExceptionWrapper
+
+    with contextlib.suppress(TypeError, ValueError):  # not a loader's (number, batch)
+        number, _ = batch
+        where = f"in DataLoader worker process {os.getpid()}"
+        queue.put((number, ExceptionWrapper(where=where)))

@@ -7,8 +7,11 @@ from typing import Any
 
 from labkit.instruments.before_calls import held
 from labkit.instruments.stack import is_a
-from labkit.spec import LOADER_KNOBS
+from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS
 from labkit.stamps.interrupts import OwnErrors
+
+# Arguments of a DataLoader that need workers
+OF_WORKERS = {*WITHOUT_WORKERS, "multiprocessing_context", "timeout"}
 
 
 def torch_loader(loader: object) -> Any:

@@ -44,7 +44,6 @@ FLAG = "watched"  # a file in the run's folder, there while the run goes on
 USER_TIME = 1  # Linux's CPUCLOCK_VIRT
 OF_A_THREAD = 4  # its CPUCLOCK_PERTHREAD_MASK
 TO_THREAD = 4  # and its SIGEV_THREAD_ID
-LONGEST_NS = 2_000_000_000  # that a sample may stand for: a laptop that slept is no slow line
 
 
 class MainThread:
@@ -93,7 +92,7 @@ class MainThread:
         spent = busy if computes else now_ns() - busy
         weight = spent - self.placed.get(computes, spent)
         self.placed[computes] = spent
-        return min(weight, LONGEST_NS)
+        return weight
 
 
 class Sampler:
@@ -110,7 +109,6 @@ class Sampler:
         self.while_there = while_there
         self.processes = processes
         self.rows: list[tuple[int, int, int]] = []
-        self.missing = ""  # why there are no samples
         self.in_use = False  # whether a loop goes on
         self.thread: MainThread | None = None  # while it is sampled
         self.random = random.Random(now_ns())  # our own: no number of the user's is drawn
@@ -120,11 +118,9 @@ class Sampler:
         self.due = 0
 
     def start(self) -> None:
-        """Begin to sample, unless that goes on; `missing` says why it could not be."""
-        if self.thread is not None or self.taken >= self.most or self.pid != os.getpid():
-            return
-        self.missing = self._why_not()
-        if self.missing:
+        """Begin to sample, unless that goes on, or cannot be."""
+        is_over = self.thread is not None or self.taken >= self.most or self.pid != os.getpid()
+        if is_over or not self._can_sample():
             return
         try:
             thread = self.thread = MainThread()
@@ -133,30 +129,26 @@ class Sampler:
             thread.signal_after(self._period_s())
             # not of `threading`: the user's list of threads stays as it is
             _thread.start_new_thread(self._look_from_beside, (thread,))
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError):
             self.stop()
-            self.missing = str(error)
 
     def _period_s(self) -> float:
         """Return 0.5 to 1.5 periods: even ones would keep step with the scheduler."""
         period = EARLY_S if self.taken * self.processes < EARLY else PERIOD_S
         return period * self.processes * (0.5 + self.random.random())
 
-    def _why_not(self) -> str:
-        """Return why no stack can be sampled here and now; "" where it can."""
-        if sys.platform != "linux":
-            return "stacks are sampled on Linux only"
-        if threading.get_ident() != threading.main_thread().ident:
-            return "the loop does not run in the main thread"
+    def _can_sample(self) -> bool:
+        """Whether stacks can be sampled here and now: on Linux, in the main thread, by SIGURG."""
+        if sys.platform != "linux" or threading.get_ident() != threading.main_thread().ident:
+            return False
         if _is_told_of_signals() or signal.SIGURG in signal.pthread_sigmask(signal.SIG_BLOCK, []):
-            return "the program is told of every signal, or holds them back"
+            return False
         there = signal.getsignal(signal.SIGURG)
         other = getattr(there, "__self__", None)
         if isinstance(other, Sampler) and not (other.in_use and other.pid == os.getpid()):
             other.stop()  # of a loop that is over for now
-        elif there != signal.SIG_DFL:
-            return "the loop around this one, or the program itself, has the signal SIGURG"
-        return ""
+            return True
+        return there == signal.SIG_DFL  # else the loop around this one has it, or the program
 
     def claim(self, frame: FrameType) -> None:
         """Sample the loop around `frame`, which has its first batch; other loops are within it."""

@@ -25,8 +25,7 @@ LONGEST_LINE = 80  # characters of a line of source that are kept
 HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # What a run of ours runs stands for the user's own: dataset, model, loop, the slow script's step
 STAND_FOR_USERS = ("bench/data.py", "bench/models.py", "bench/loop.py", "course/slow_step.py")
-PYTHONS = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
-LIBRARIES = (*PYTHONS, "site-packages", "dist-packages", "torchinductor_")
+LIBRARIES = (sysconfig.get_path("stdlib"), "site-packages", "dist-packages", "torchinductor_")
 UNWRITTEN = ("<frozen", "<string", "<__array_function__", "<eval_with_key>")
 
 FETCH = "torch.utils.data._utils.fetch"

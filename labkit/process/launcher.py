@@ -23,8 +23,6 @@ from labkit.orders import Order
 from labkit.process import device_lock, family, folders, leftovers
 from labkit.stamps.events import SPEC_NAME, EventLog, private
 
-BENCH = "labkit.bench"
-RANKS = "labkit.bench.ranks"
 IDLE_S = 600.0  # how long a standby waits for a run
 JOIN_S = 5.0  # the supervisor is gone 2 s after a forced stop at the latest
 ROOT = str(Path(__file__).parents[2])  # where the package `labkit` is
@@ -42,15 +40,15 @@ class Handle:
     deadline = 0.0  # of a standby
     is_over = False
 
-    def __init__(self, module: str):
-        """Make the run's folder; `module` measures."""
+    def __init__(self) -> None:
+        """Make the run's folder."""
         self.folder = folders.new_run()
         self.surroundings = surroundings()
         python = [sys.executable, "-u", "-m"]
         self.plan = Order(
             kernel_pid=os.getpid(),
             system=family.this_system(),
-            bench=[*python, module, str(self.folder)],
+            bench=[*python, "labkit.bench", str(self.folder)],
             telemetry=[*python, "labkit.instruments.telemetry"],
         )
 
@@ -150,16 +148,16 @@ def surroundings() -> tuple:
 
 
 @contextlib.contextmanager
-def starting(module: str) -> Iterator[Handle]:
+def starting() -> Iterator[Handle]:
     """Give a handle to begin a run with: the standby where it fits, else one that is cold."""
     with _choosing:
         runs[:] = [handle for handle in runs if handle.alive()]
         leftovers.clear(folders.home() / "runs")
         handle = _taken()
-        if handle and not (module == BENCH and handle.fits()):
+        if handle and not handle.fits():
             handle.discard()  # its import would disturb the run that starts now
             handle = None
-        handle = handle or Handle(module)
+        handle = handle or Handle()
         try:
             yield handle
         except BaseException:
@@ -179,7 +177,7 @@ def stand_by(idle_s: float = IDLE_S, forced: bool = False) -> None:
     try:
         going = any(handle.alive() for handle in runs)
         if not (going or _standby or device_lock.any_held(folders.home() / "locks")):
-            standby = Handle(BENCH)
+            standby = Handle()
             standby.start(idle_s)
             _standby = standby
     except OSError:

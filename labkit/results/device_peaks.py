@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.results.measurements import MeasurementsData
 from labkit.results.result import Result, Table
 from labkit.results.templates import entries
-
-if TYPE_CHECKING:
-    from labkit.results.run_data import RunData
 
 ROOFS = ("bandwidth", "fp32", "tf32", "fp16", "bf16")  # what `lk.peaks` measures
 
@@ -61,11 +58,11 @@ class Peaks(Result):
     @classmethod
     def of(cls, measured: MeasurementsData) -> Peaks:
         """Build from the rows that `lk.peaks` measured."""
-        rows = measured.rows.drop_duplicates("of", keep="last").set_index("of")
+        rows = measured.rows.set_index("of")
         rates = rows.per_s.dropna().astype(float).to_dict()
         memory = rates.pop("bandwidth", None)
         return cls(
-            f"{measured.machine.line}, on {rows.day.dropna().max()}",
+            f"{measured.machine.line}, on {str(measured.utc)[:10]}",
             memory and memory / 1e9,
             {name: rate / 1e12 for name, rate in rates.items()},
             rows.error.dropna().to_dict(),
@@ -76,23 +73,3 @@ class Peaks(Result):
         rates = {name: rate_in_words(rate * 1e12) for name, rate in self.tflop_per_s.items()}
         memory = {"bandwidth": self.gb_per_s and f"{self.gb_per_s:,.4g} GB/s"}
         return Table([*(memory | rates | self.missing).items()], ("", "measured"), self.where)
-
-
-def peak(run: RunData) -> Peak | None:
-    """Return the peak of a run's device: a listed GPU's data sheet's, dense, in its precision.
-
-    Else what `lk.peaks()` had measured there, on as many threads, before the run ended; or None.
-    """
-    work = run.event("work")
-    if work is None:
-        return None
-    machine = run.machine
-    kind = work["precision"]
-    sheet = card(machine.name) if machine.kind == "gpu" else None
-    if sheet and kind in sheet["tflop_per_s"]:
-        rate, memory = sheet["tflop_per_s"][kind] * 1e12, sheet["gb_per_s"] * 1e9
-        return Peak(rate, memory, kind, f"data sheet of {sheet['name']}")
-    rates = work.get("roof") or {}
-    if not rates.get(kind):
-        return None
-    return Peak(rates[kind], rates.get("bandwidth"), kind, f"measured on {machine.name}")

@@ -34,7 +34,6 @@ class Machine(Result):
     uuid: str | None = None
     sm_count: int | None = None
     compute_capability: str | None = None
-    driver: str | None = None
     unused_gpu: str | None = None  # a card that is here and that torch cannot use: why, the remedy
     compile_lacks: str | None = None  # why torch.compile cannot act on the device
     devices: list[str] = field(default_factory=list)  # that a run can use

@@ -7,10 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+
 from labkit.results.failures import reason_of_failure
 from labkit.results.hardware import Machine
 from labkit.stamps.record import Event, Tail, record_file
-from labkit.stamps.steps import Steps
+from labkit.stamps.steps import HOST, Steps
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -69,6 +71,14 @@ class LogData:
     def data(self) -> Self:
         """Itself: what `data` of a live result is at a moment."""
         return self
+
+    @property
+    def host_ns(self) -> np.ndarray:
+        """The host's stamps (steps, 4), ns on the machine's clock.
+
+        When it asked for data, had it, had issued the copy, and had issued the compute.
+        """
+        return self._steps.table(HOST, slice(len(self._steps)))
 
     def all(self, name: str) -> list[Event]:
         """Return the events of that name, in order."""

@@ -22,7 +22,6 @@ from labkit.orders import Order
 from labkit.stamps.events import private
 
 PAYLOAD = "user.pkl"
-MAX_BYTES = 512 * 2**20
 
 
 class ByName(cloudpickle.Pickler):
@@ -61,11 +60,7 @@ class Source:
                     f"{type(error).__name__}: {error}. Open files and locks when they are first "
                     f"used, or {instead}."
                 ) from None
-        payload = dumps(dict(parts))
-        if len(payload) > MAX_BYTES:
-            size = f"{len(payload) / 2**20:.0f} MiB (at most {MAX_BYTES // 2**20})"
-            raise ValueError(f"what is sent to every run holds {size}: {instead}.")
-        return cls(name, payload)
+        return cls(name, dumps(dict(parts)))
 
     def place(self, folder: Path) -> Order:
         """Write it into a run's folder, for its owner alone; return where it is found."""

@@ -15,8 +15,7 @@ import numpy as np
 
 from labkit.knobs import Settings, as_typed
 from labkit.results.log_data import ENDINGS, LogData, fact
-from labkit.results.run_data import RunData
-from labkit.results.watched_pipeline import Watched, pipeline_of
+from labkit.results.run_data import RunData, pipeline_of
 from labkit.spec import Pipeline
 from labkit.stamps.record import Event
 from labkit.stamps.step_classes import split_steps
@@ -87,7 +86,7 @@ class RanksData(LogData):
         return pipeline_of(self.fact_of("spec", "pipeline", default={}))
 
     @property
-    def pipeline(self) -> Pipeline | Watched:
+    def pipeline(self) -> Pipeline:
         """The pipeline that rank 0 ran, with every automatic value filled in."""
         return self.first.pipeline if self.first else self.asked
 

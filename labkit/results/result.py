@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from labkit.results.templates import template
@@ -15,7 +15,7 @@ class Table:
     """Rows of cells, with a head, and lines of text above and below; None shows as "-".
 
     Columns in `left` are aligned left, all others right; rows in `bold` stand out. A notebook has
-    a button for each text in `copies`, which puts it on the clipboard.
+    a button that puts `code`, of PyTorch, on the clipboard.
     """
 
     rows: Sequence[Sequence[object]]
@@ -24,7 +24,7 @@ class Table:
     foot: Sequence[str] = ()
     left: Collection[int] = (0,)
     bold: Collection[int] = ()
-    copies: Mapping[str, str] = field(default_factory=dict)  # {"PyTorch": what to type}
+    code: str = ""
 
     def __str__(self) -> str:
         rows = [self.head, *self.rows] if self.head else self.rows
@@ -41,11 +41,6 @@ class Table:
 
     def _repr_html_(self) -> str:
         return template("table.html").render(vars(self))
-
-
-def copy_buttons(copies: Mapping[str, str]) -> str:
-    """Return the HTML of a button for each {what: text to copy}."""
-    return template("buttons.html").render(copies=copies)
 
 
 class Result:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from labkit.bench.grid import NOISY
-from labkit.knobs import as_typed
+from labkit.knobs import Settings, as_typed
 from labkit.quotas import GIB
-from labkit.results.device_peaks import Peak, peak
+from labkit.results.device_peaks import Peak, card
 from labkit.results.log_data import LogData, fact
-from labkit.results.watched_pipeline import Watched, pipeline_of
 from labkit.results.workers import LoaderWorkers
-from labkit.spec import PX, STEPS, Pipeline
-from labkit.stamps.record import Event
+from labkit.spec import KNOBS, PX, STEPS, Pipeline
+from labkit.stamps.event_shapes import MOST
+from labkit.stamps.record import Event, RecordError
 from labkit.stamps.step_classes import CLASSES, StepClock, split_steps, unevenness
-from labkit.stamps.steps import HOST
 from labkit.text import noise, percent
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ HIDES = 0.05  # of wall time: fewer gaps than this within the busy time are not 
 # An MFU above this is none, and what looks like one between 1 and this counts as 1: 3x3 kernels on
 # 8x8 pixels, an eighth of whose products are with padding, and 10 %
 NO_PEAK = 1.25
-CPU_VALUES = {"image_px": PX, "steps": STEPS}  # in older logs of a CPU, for what was automatic
+CPU_VALUES = {"image_px": PX, "steps": STEPS}  # in version 1 on a CPU, for what was automatic
 BLOCKS = 5  # stretches of the run, whose throughputs are compared to judge its noise
 
 
@@ -40,6 +39,40 @@ def _mean_of(classes: slice) -> Any:
         return None if run.mean_ms is None else float(run.mean_ms[classes].sum())
 
     return property(mean)
+
+
+class Watched(Pipeline):
+    """The settings of a watched loop's loader, under the names of the knobs; others are None."""
+
+    def __post_init__(self) -> None:
+        """Keep what is a plain value: a record is anybody's."""
+        for name, knob in KNOBS.items():
+            value = getattr(self, name)
+            is_count = isinstance(value, int) and 0 <= value < MOST
+            if not (is_count or (value and value in (knob.choices or ()))):
+                object.__setattr__(self, name, None)
+
+    def changed(self) -> Settings:
+        """Return what is known."""
+        return {name: value for name, value in self.to_dict().items() if value is not None}
+
+    def but(self, **changes: object) -> NoReturn:
+        """Raise ValueError: labkit holds neither the data nor the model of a watched loop."""
+        raise ValueError(
+            "this run was watched, not made by labkit: change your own loader and watch it again."
+        )
+
+
+def pipeline_of(knobs: Settings, is_watched: object = None) -> Pipeline:
+    """Build a Pipeline from a record; raise RecordError where its values are not allowed."""
+    known: Settings = {name: value for name, value in knobs.items() if name in KNOBS}
+    if is_watched:
+        known = dict.fromkeys(KNOBS) | known
+        return Watched(**known)
+    try:
+        return Pipeline(**known)
+    except ValueError as error:
+        raise RecordError(f"The record's pipeline is not valid: {error}") from None
 
 
 class RunData(LogData):
@@ -55,22 +88,19 @@ class RunData(LogData):
     # What ran
 
     @cached_property
-    def asked(self) -> Pipeline | Watched:
+    def asked(self) -> Pipeline:
         """The pipeline that was asked for; of a watched loop, what is known of it."""
         knobs = self.fact_of("spec", "pipeline", default={})
-        if self.machine.kind == "cpu":
+        if self.fact_of("spec", "version") == 1 and self.machine.kind == "cpu":
             automatic = {name for name, value in CPU_VALUES.items() if knobs.get(name) == value}
             knobs = knobs | dict.fromkeys(automatic)
-        return self._pipeline(knobs)
+        return pipeline_of(knobs, self.watched)
 
     @cached_property
-    def pipeline(self) -> Pipeline | Watched:
+    def pipeline(self) -> Pipeline:
         """The pipeline that ran, with every automatic value filled in."""
         job = self.fact_of("job", "pipeline")
-        return self.asked if job is None else self._pipeline(job)
-
-    def _pipeline(self, knobs: dict[str, Any]) -> Pipeline | Watched:
-        return Watched(self.watched, knobs) if self.watched else pipeline_of(knobs)
+        return self.asked if job is None else pipeline_of(job, self.watched)
 
     # The type of the loader that `lk.watch` looked at; None for our own runs
     watched: str | None = fact("spec", "watched", "loader")
@@ -130,7 +160,7 @@ class RunData(LogData):
         return self.all("telemetry")
 
     def readings(self, key: str, since: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-        """Return what the telemetry has of a metric from `since` (s) to the end of the last step.
+        """Return what was read of a metric from `since` (s) to the end of the last step.
 
         Moments (n,), s, and values (n,), NaN where there is a gap.
         """
@@ -190,14 +220,6 @@ class RunData(LogData):
     def end_s(self, number: int) -> float:
         """Return when a step was over, s."""
         return float(self.clock.moments("busy_end", number)[0])
-
-    @property
-    def host_ns(self) -> np.ndarray:
-        """The host's stamps (steps, 4), ns on the machine's clock.
-
-        When it asked for data, had it, had issued the copy, and had issued the compute.
-        """
-        return self._steps.table(HOST, slice(self.steps))
 
     def seconds(self, at_ns: ArrayLike) -> np.ndarray:
         """Return moments of this run's clock (ns) in s; NaN between passes over a loader."""
@@ -353,8 +375,20 @@ class RunData(LogData):
 
     @cached_property
     def peak(self) -> Peak | None:
-        """What `mfu` and `mbu` are held against, with its source."""
-        return peak(self)
+        """What `mfu` and `mbu` are held against: a listed GPU's data sheet, in its precision.
+
+        Else what `lk.peaks()` had measured there, on as many threads, before the run ended; or
+        None.
+        """
+        work: Event = self.event("work") or {}
+        kind, name = str(work.get("precision")), self.machine.name
+        rates = work.get("roof") or {}
+        rate, memory, source = rates.get(kind), rates.get("bandwidth"), f"measured on {name}"
+        sheet = card(name)
+        if sheet and kind in sheet["tflop_per_s"]:
+            rate, memory = sheet["tflop_per_s"][kind] * 1e12, sheet["gb_per_s"] * 1e9
+            source = f"data sheet of {sheet['name']}"
+        return Peak(rate, memory, kind, source) if rate else None
 
     @cached_property
     def mfu(self) -> float | None:
@@ -400,7 +434,8 @@ class RunData(LogData):
     @property
     def what(self) -> str:
         """The knobs that were set."""
-        return as_typed(self.asked.changed()) or "defaults"
+        loader = {"watched": self.watched} if self.watched else {}
+        return as_typed(loader | self.asked.changed()) or "defaults"
 
     @property
     def in_short(self) -> str:

@@ -73,7 +73,7 @@ def script(what: Pipeline | RunData, *, before: Pipeline | RunData | None = None
 def _asked(what: Pipeline | RunData) -> Pipeline:
     """Return the Pipeline that was asked for; raise ValueError where there is none."""
     asked = getattr(what, "asked", what)
-    if isinstance(asked, Pipeline):
+    if type(asked) is Pipeline:  # none that was watched
         return asked
     raise ValueError(f"lk.script({type(what).__name__}): give a Pipeline, or the Run of one.")
 

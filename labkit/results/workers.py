@@ -7,13 +7,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from labkit.instruments.loader_work import BatchRow
+from labkit.results.log_data import LogData
 from labkit.stamps.event_shapes import fits
 from labkit.stamps.steps import HOST
 
 if TYPE_CHECKING:
     import pandas
-
-    from labkit.results.run_data import RunData
 
 MOMENTS = ["start", "fetched", "ready"]  # of a batch
 
@@ -22,14 +21,14 @@ MOMENTS = ["start", "fetched", "ready"]  # of a batch
 class Hang:
     """A stretch to the end of the record in which nothing moved."""
 
-    worker: int | None  # that held the loop up; None: its own process
+    worker: int  # that held the loop up
     seconds: float  # how long it lasted, as far as is known
 
 
 class LoaderWorkers:
     """What a run's loader did, worker by worker; falsy where nothing was recorded of it."""
 
-    def __init__(self, run: RunData):
+    def __init__(self, run: LogData):
         self.run = run
 
     def __len__(self) -> int:
@@ -85,22 +84,22 @@ class LoaderWorkers:
         table = pandas.DataFrame(rows, columns=names).sort_values("start", ignore_index=True)
         table["batch_ms"] = ((table.ready - table.start) / 1e6).clip(lower=1e-6)
         table["cpu_ms"] = table.cpu_ns / 1e6
-        zero_ns = self.run.host_ns[0, 0] if self.run.steps else 0
+        zero_ns = next(iter(self.run.host_ns[:, 0]), 0)
         table[MOMENTS] = (table[MOMENTS] - zero_ns) / 1e9  # between two passes as well
         return table
 
     @cached_property
     def hang(self) -> Hang | None:
-        """The hang that the run ended in; None where it went on."""
+        """The hang of a worker that the run ended in; None where it went on."""
         seen = self.run.event("hang")
-        if seen is None:
+        if seen is None or seen.get("worker") is None:  # in the loop's own process
             return None
         seen_ns, ready_ns = seen["t_ns"], self.run.host_ns[:, HOST.index("ready")]
         if self.run.event("done") or (ready_ns > seen_ns).any():
             return None
         ended_ns = (self.run.event("end") or seen).get("t_ns", seen_ns)
         seconds = seen["seconds"] + max(ended_ns - seen_ns, 0) / 1e9
-        return Hang(seen.get("worker"), seconds)
+        return Hang(seen["worker"], seconds)
 
     def __repr__(self) -> str:
         if not self:

@@ -21,7 +21,7 @@ from labkit.stamps.interrupts import signal_of
 from labkit.stamps.keys import masked, secrets_in
 from labkit.text import with_texts
 
-VERSION = 1
+VERSION = 2
 FILE_NAME = "events.jsonl"
 SPEC_NAME = "spec.json"  # what the bench is asked to do
 XRAY_NAME = "xray.json.gz"  # the trace of the profiled steps

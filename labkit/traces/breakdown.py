@@ -79,7 +79,6 @@ class Breakdown(Result):
     host_where: list[str] = field(default_factory=list)
     compute_capability: str | None = None  # of the devices, "7.0"; None where it does not tell
     loader_workers: bool = False  # whether it has a DataLoader with workers
-    trains: bool = False  # whether there is a backward pass or an optimizer
     # Not in a saved record: µs of a step of every kernel by name, when each row of a picture was
     # active, as `TracePieces.lanes`, and what these count from
     kernels_us: dict[str, float] = field(default_factory=dict, compare=False)

@@ -32,7 +32,6 @@ from labkit.traces.file import (
 from labkit.traces.ranks import RankTraces
 
 XRAY_EVENT = "xray_trace"  # what a saved record has instead of the file
-RANK_IN_NAME = re.compile(r"(?i)(?:rank|worker)[-_. ]?(\d{1,7})")
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
 TOP = 10  # kernels listed
 
@@ -90,7 +89,6 @@ def _of_one(file: TraceFile) -> Breakdown:
         compute_capability=capability,
         rank=_rank(file.meta),
         loader_workers=bool(has[Kind.DATALOADER].contains("_Multi").any()),
-        trains=bool(has[Kind.CPU_OP].contains("ackward|^Optimizer[.]").any()),
         steps=len(steps),
         step_us=step_us,
         **{f"{name}_us": pieces.us(mask) for name, mask in pieces.by_class().items()},
@@ -141,8 +139,7 @@ def _of_ranks(path: Path) -> RankTraces:
         raise TraceFile(path).error("holds no profiler trace", ONE_PER_RANK)
     ranks = {}
     for number, one in enumerate(sorted(found, key=lambda one: one.source)):
-        named = [int(rank) for rank in RANK_IN_NAME.findall(one.source)]
-        rank = one.rank if one.rank is not None else [number, *named][-1]
+        rank = number if one.rank is None else one.rank
         ranks[rank] = replace(one, rank=rank)
     if len(ranks) < len(found):
         notes.append("Some ranks have several traces: the last by name was read.")

@@ -11,10 +11,9 @@ from functools import cached_property
 import numpy as np
 import pandas
 
-from labkit.text import counted
 from labkit.traces.breakdown import CLASSES
 from labkit.traces.events import (
-    CLASS_KINDS,
+    CLASSED_AS,
     COPIES,
     HOST_WORK,
     KERNELS,
@@ -34,15 +33,13 @@ SHORT_GAP_NS = 10_000
 GLUE_NS = 50_000
 GLUE_SHARE = 0.1
 BUILT_IN = "<built-in "  # a function of C, as the profiler writes it: no line of anybody's
-COMPLETE = 0.8  # of the kernels of the step before: with fewer, the last step was cut (the plugin)
 
 
 def find_steps(events: pandas.DataFrame) -> tuple[np.ndarray, list[str]]:
     """Find when the steps begin and end; return that, (steps, 2) in ns, and notes.
 
     A step begins where the one before ended and lasts until the host's mark and the device work
-    launched in it have ended. The last are dropped where the profiler stopped before their kernels
-    were recorded.
+    launched in it have ended.
     """
     notes = []
     marks = events[(events.kind == Kind.STEP) & (events.end > events.start)]
@@ -60,17 +57,13 @@ def find_steps(events: pandas.DataFrame) -> tuple[np.ndarray, list[str]]:
     work = launched.loc[np.array(known)]
     step = step[known]
     np.maximum.at(ends, step, work.end)
-    launches = np.bincount(step, minlength=len(starts))
-    complete = np.flatnonzero(launches >= COMPLETE * np.median(launches)).max() + 1
-    if dropped := len(starts) - complete:
-        notes.append(f"Dropped the last {counted(dropped, 'step')}: their kernels are missing.")
     # Work launched before the first mark delays the first step's own.
     others = events[events.kind.isin(ON_DEVICE)].drop(work.index)
     before = others.end[others.end < work.start[step == 0].min()]
     starts[0] = np.append(before, starts[0]).max()
     ends = np.maximum.accumulate(np.maximum(ends, starts[0]))
     starts[1:] = np.maximum(starts[1:], ends[:-1])
-    found = np.column_stack([starts, ends])[:complete]
+    found = np.column_stack([starts, ends])
     return found[found[:, 1] > found[:, 0]], notes
 
 
@@ -118,8 +111,8 @@ class TracePieces:
         """Return when each class has the time, and `other`: the first that is active, as masks."""
         found = {}
         rest = np.ones(len(self.length), dtype=bool)
-        for name, kinds in zip(CLASSES, CLASS_KINDS, strict=False):
-            found[name] = rest & self.active(*kinds)
+        for name, kind in zip(CLASSES[:-1], Kind, strict=False):
+            found[name] = rest & self.active(kind, CLASSED_AS.get(kind, kind))
             rest &= ~found[name]
         return found | {"other": rest}
 

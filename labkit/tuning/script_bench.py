@@ -36,9 +36,8 @@ from labkit.spec import LOADER_KNOBS
 from labkit.stamps.interrupts import held
 from labkit.tuning.search_result import THREADS, Tuning
 from labkit.tuning.trial import Outcome, Trial, of_loader
-from labkit.watching.foreground import started
 from labkit.watching.headroom import KEPT_BATCHES
-from labkit.watching.run_folders import folders_in, hooked
+from labkit.watching.run_folders import folders_in, hooked, started
 from labkit.watching.trial_hook import Order
 
 CHANGED = set(LOADER_KNOBS) - {"batch_size"}

@@ -1,4 +1,4 @@
-"""The search for a loader: run one setting after the other, until nothing is worth another run."""
+"""The searches, for a loader and the autopilot: one run more, until nothing is worth another."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from statistics import median
 
+from labkit.diagnosis.findings import Diagnosis
 from labkit.knobs import Setting
 from labkit.prediction.prediction import LEAST_MAX_WORKERS, WORKER_COUNTS
 from labkit.results.hardware import Machine
-from labkit.spec import KNOBS, PYTORCH_PREFETCH
+from labkit.spec import KNOBS, PYTORCH_PREFETCH, knobs_with
 from labkit.tuning.script_bench import ScriptBench
 from labkit.tuning.search_result import Tuning
-from labkit.tuning.trial import Outcome, Trial, cost, of_loader
-from labkit.tuning.trial_bench import TrialBench
+from labkit.tuning.trial import Outcome, Trial, TrialBench, cost, of_loader
 
 SURE = 0.10  # a gain above this needs no second measurement
 WORTH = 0.03  # what a change has to gain when it is run in turn with the start
@@ -26,6 +26,8 @@ PAIRS = 3  # of runs in turn, with the change and without
 NEIGHBOURS = 0.10  # share of the cores by which the two runs of a pair may differ in others' use
 REPEATS = 2  # of pairs that differ more
 USUAL_RUNS = 18  # of a whole search over a script
+MOST_TRIALS = 12  # of the autopilot
+TRAINING = set(knobs_with("retrains"))
 
 
 class Search:
@@ -91,8 +93,8 @@ class Search:
         finally:
             others = max((each.others for each in found.outcomes), default=0.0)
             if others > NEIGHBOURS:
-                used = f"Other programs used up to {others:.0%} of the cores"
-                found.notes.append(f"{used}: only pairs of runs in turn count.")
+                worth = "only the pairs count" if found.pairs else "these numbers are doubtful"
+                found.notes.append(f"Other programs used up to {others:.0%} of the cores: {worth}.")
             found.seconds = time.monotonic() - begun_s
         return found
 
@@ -204,11 +206,9 @@ class Search:
             return best
         pairs = found.pairs = self.in_turn(best)
         gain = median(pairs) if len(pairs) == PAIRS else 0.0
-        is_cheaper = gain >= 1 and cost(best.knobs) < cost(start.knobs)
-        if (gain >= 1 + WORTH and min(pairs) > 1) or (is_cheaper and not found.command):
+        is_cheaper = not found.command and gain >= 1 and cost(best.knobs) < cost(start.knobs)
+        if (gain >= 1 + WORTH and min(pairs) > 1) or is_cheaper:
             return best
-        if is_cheaper:
-            found.notes.append(f"As fast, and cheaper: {best.what}.")
         found.stopped = "nothing gained beyond the noise when it was run in turn"
         return start
 
@@ -227,3 +227,34 @@ class Search:
             elif changed.rate and plain.rate:
                 gains.append(changed.rate / plain.rate)
         return gains
+
+
+class Improver(Search):
+    """Climbs from the start, one change after the other; each that gains by far is kept."""
+
+    def go_on(self) -> None:
+        """Climb until nothing is worth another run, which `stopped` explains."""
+        found = self.found
+        best = found.chosen = self.start
+        while not found.stopped:
+            run = best.outcomes[-1].run
+            assert run is not None
+            found.verdict = run.diagnose()
+            trial = next(self.advised(best, found.verdict), None)
+            if trial is None:
+                found.stopped = f"on top is {found.verdict.headline}, and nothing is left to try"
+            elif len(found.tried) > MOST_TRIALS:
+                found.stopped = f"{MOST_TRIALS} changes were tried"
+            elif (self.measure(trial).rate or 0.0) >= (1 + SURE) * best.rate:
+                best = found.chosen = trial
+
+    def advised(self, best: Trial, verdict: Diagnosis) -> Iterator[Trial]:
+        """Yield what the verdict advises, costliest loss first; what changes the training never."""
+        for finding in verdict.findings:
+            for remedy in finding.remedies if finding.lost_share > WORTH else ():
+                changes = dict(remedy.changes)  # empty for a remedy in words
+                knobs = best.knobs | changes
+                trial = Trial.changing(best.knobs, knobs | of_loader(knobs))
+                is_new = all(each.knobs != trial.knobs for each in self.found.tried)
+                if is_new and not changes.keys() & TRAINING:
+                    yield trial

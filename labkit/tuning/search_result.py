@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from labkit.diagnosis.findings import Diagnosis
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.verdict import Diagnosis
 from labkit.knobs import Settings, as_typed
 from labkit.results.ranks import delays_of
 from labkit.results.result import Result, Table
@@ -99,7 +99,7 @@ class Tuning(Result):
             lines = self._script_lines()
         else:
             code = replace(self.code, call=self.code.call or "")
-            lines = code.loader_line({"batch_size": self.best["batch_size"], **self.changes})
+            lines = code.lines({"batch_size": self.best["batch_size"], **self.changes})
         return lines.rstrip("\n")
 
     def _script_lines(self) -> str:
@@ -167,7 +167,7 @@ class Tuning(Result):
             foot,
             left=(0, 3),
             bold=[place for place, trial in enumerate(self.tried) if trial is self.winner],
-            copies={"PyTorch": self.snippet} if is_over else {},
+            code=self.snippet if is_over else "",
         )
 
     def row(self, trial: Trial) -> tuple[str | None, ...]:

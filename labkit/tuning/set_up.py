@@ -15,12 +15,10 @@ from labkit.results.hardware import check_device, machine
 from labkit.results.payload import Source
 from labkit.results.privacy import shown_command
 from labkit.spec import Pipeline
-from labkit.tuning.improve import Improver
 from labkit.tuning.script_bench import ScriptBench
-from labkit.tuning.search import Search
+from labkit.tuning.search import Improver, Search
 from labkit.tuning.search_result import Tuning
-from labkit.tuning.trial import of_loader
-from labkit.tuning.trial_bench import TrialBench
+from labkit.tuning.trial import TrialBench, of_loader
 from labkit.watching.loader_call import call_of
 
 IMPROVE_S = 2.0  # s that a run of the autopilot trains

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from labkit.diagnosis.findings import Diagnosis
 from labkit.diagnosis.hot_lines import lines_of
-from labkit.diagnosis.verdict import Diagnosis
 from labkit.process.notebook import in_notebook
 from labkit.results.run_data import RunData
 from labkit.text import printable

@@ -1,11 +1,15 @@
 """The figures of runs: one with its teeth, one's ranks, and a sweep of them; those of traces.
 
+A run as a file to share is a picture, a table of its steps, or a page with both.
+
 The teeth are true intervals, never samples, and only those of a short stretch are drawn.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas
@@ -13,8 +17,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from labkit.knobs import as_typed
+from labkit.results import saving
+from labkit.results.privacy import for_others
 from labkit.results.ranks import RanksData, delays_of
 from labkit.results.run_data import RunData
+from labkit.results.templates import template
 from labkit.text import counted
 from labkit.view import FIGURE_PX
 from labkit.view.live_frame import binned
@@ -181,3 +189,39 @@ def draw_sweep(frame: pandas.DataFrame, knobs: list[str], runs: Sequence[RunData
     marks = dict.fromkeys(run.mark for run in runs)
     title = "; ".join(filter(None, [*marks, title, delays_of(runs)]))
     return plot(rows, knob, "samples/s", "setting" if others else None, title=title)
+
+
+def export(
+    run: RunData, path: str | os.PathLike[str], verdict: str, overwrite: bool = False
+) -> Path:
+    """Write a run in the format of the path's suffix: .html, .csv, or one of matplotlib's.
+
+    Args:
+        run: A run with steps.
+        path: Where to. A page of HTML is self-contained, and can be mailed.
+        verdict: On the run, for the page.
+        overwrite: Whether a file that is there may be replaced.
+
+    Raises:
+        ValueError: the suffix is none of these; matplotlib says which of its own there are.
+        FileKept: such a file is there.
+    """
+    path = Path(path)
+    suffix = path.suffix
+    if suffix == ".html":
+        return saving.save_text(path, html_page(run, verdict), overwrite)
+    if suffix == ".csv":
+        return saving.save_text(path, run.frame.to_csv(), overwrite)
+    with saving.replacing(path, overwrite) as file:
+        draw_run(run).savefig(file, format=suffix.lower().lstrip(".") or "png")
+    return path
+
+
+def html_page(run: RunData, verdict: str) -> str:
+    """Return a self-contained page of HTML: the `verdict`, the pictures, settings, machine."""
+    return template("report.html").render(
+        run=run,
+        verdict=for_others(verdict),
+        picture=draw_run(run).html("Utilization over the run, and its mean step"),
+        settings=as_typed(run.pipeline.changed()) or "the defaults",
+    )

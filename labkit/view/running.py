@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.api import Ranks, Run, Sweep, launch
-from labkit.instruments.messages import say
+from labkit.instruments.hangs import say
 from labkit.knobs import Settings
 from labkit.process import folders
 from labkit.process.notebook import in_notebook

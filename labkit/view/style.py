@@ -119,7 +119,7 @@ def page(
     foot = "\n".join(textwrap.fill(drawable(note), NOTE_LENGTH) for note in notes if note)
     height = sum(heights_in) + LINE_IN * f"{head}\n\n{foot}".count("\n")
     size = WIDTH_IN, height_px / DPI or height
-    figure = Picture(figsize=size, dpi=DPI, facecolor="white", layout="constrained")
+    figure = Picture(figsize=size, dpi=DPI, layout="constrained")
     left = {"x": 0.01, "ha": "left"}
     figure.suptitle(head, size=10, weight="bold", **left)
     figure.supxlabel(foot, size=8, **left)

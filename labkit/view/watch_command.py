@@ -11,45 +11,45 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from labkit.diagnosis.findings import Diagnosis
 from labkit.diagnosis.hot_lines import lines_of
 from labkit.diagnosis.several_runs import dropped_passes, judge_runs, runs_in
-from labkit.diagnosis.verdict import Diagnosis
 from labkit.diagnosis.wall_shares import shares_of
-from labkit.instruments.hangs import HangWatch, LiveHang
-from labkit.instruments.messages import say
-from labkit.instruments.telemetry_process import TELEMETRY, telemetry_beside
+from labkit.instruments.hangs import HangWatch, LiveHang, say
 from labkit.process import folders
 from labkit.process.family import exit_name
 from labkit.process.leftovers import delete_run
 from labkit.results import saving
-from labkit.results.privacy import shown_command
 from labkit.results.run_data import RunData
 from labkit.stamps.events import FILE_NAME, events_named, now_ns
 from labkit.tuning.script_bench import runnable
 from labkit.view.display import told_of
-from labkit.watching.foreground import run_in_foreground
 from labkit.watching.headroom import TOO_SOON
-from labkit.watching.run_folders import folders_in, hooked
+from labkit.watching.run_folders import (
+    TELEMETRY,
+    folders_in,
+    hooked,
+    run_in_foreground,
+    telemetry_beside,
+)
 
 Found = dict[str, Any]
 """What `labkit watch --json` prints; in `text` what is said without it, where a step was seen."""
 WRAP = "Wrap what the loop goes over: `for batch in lk.watch(loader):`."
-# Why no step was recorded, by the file that the hook leaves on its way where it comes so far
-MISSING = {
-    "python": "error: labkit's hook was not loaded. The command starts no Python, or starts it "
-    "with -I, -E or -S, or with another PYTHONPATH: leave these out and add to PYTHONPATH what it "
-    f"holds. {WRAP}",
-    "torch": f"error: no process imported torch.utils.data or torch.optim. {WRAP}",
-}
+# Why no step was recorded
+NO_HOOK = (
+    "error: labkit's hook was not loaded. The command starts no Python, or starts it with -I, -E "
+    "or -S, or with another PYTHONPATH: leave these out and add to PYTHONPATH what it holds. "
+    f"{WRAP}"
+)
 NO_LOOP = f"no loader seen here: no step of a loop over a DataLoader was recorded. {WRAP}"
 TO_TRY = "to try settings on it: labkit tune -- <the same command>"  # which may hold a secret
 
 
-def without_verdict(evidence: str, **known: object) -> Found:
+def without_verdict(text: str, bottleneck: str | None = None) -> Found:
     """Return what is said where no step was seen."""
-    nothing = dict.fromkeys(("seen", "bottleneck", "headroom", "record"))
-    said = {"confidence": 0.0, "findings": [], "evidence": evidence, "text": evidence}
-    return nothing | said | known
+    nothing = dict.fromkeys(("headroom", "record"))
+    return nothing | {"bottleneck": bottleneck, "confidence": 0.0, "findings": [], "text": text}
 
 
 def watch_script(
@@ -89,7 +89,7 @@ def watch_script(
         except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
             why = f"{type(error).__name__}: {error}"
             found = without_verdict(f"the verdict failed ({why}); the script ran to its end.")
-    return found | {"command": shown_command(command), "exit_code": code}, code
+    return found, code
 
 
 def runs_with_telemetry(folder: Path) -> list[Path]:
@@ -112,7 +112,7 @@ def judged(folder: Path, start_ns: int, code: int, hang: LiveHang | None, headro
     end_ns = now_ns()
     runs = runs_in(folder)
     if dropped := dropped_passes(runs):
-        return without_verdict(dropped, bottleneck="input", seen="inside")
+        return without_verdict(dropped, "input")
     found = judge_runs(runs, start_ns, end_ns)
     if found is not None:
         return of_run(*found, headroom)
@@ -134,12 +134,9 @@ def of_run(run: RunData, verdict: Diagnosis, headroom: bool) -> Found:
         more.append(replayed["text"] if replayed else TOO_SOON)
     return verdict.to_dict() | {
         "text": told_of(run, verdict, TO_TRY, *more),
-        "evidence": verdict.evidence,
-        "seen": "inside",
         "headroom": replayed,
         "record": str(run.path),
         "lines": [*map(asdict, lines_of(run).lines)],
-        "run": {name: value for name, value in run.to_dict().items() if name != "loss"},
         "wall_shares": shares and asdict(shares),
     }
 
@@ -150,7 +147,7 @@ def why_nothing(folder: Path) -> str:
         error = failed.read_text(encoding="utf-8", errors="replace")
         do = "Install labkit in the environment that the script runs in."
         return f"error: labkit could not be loaded in the script's process ({error}). {do}"
-    return next((why for file, why in MISSING.items() if not (folder / file).exists()), NO_LOOP)
+    return NO_LOOP if (folder / "python").exists() else NO_HOOK
 
 
 def write_report(found: Found, path: str | None) -> None:
@@ -163,10 +160,10 @@ def write_report(found: Found, path: str | None) -> None:
     try:
         if found["record"] is None:
             raise ValueError("no training step was seen.")
-        from labkit.view import report  # with matplotlib, which a script does not wait for
+        from labkit.view import run_figure  # with matplotlib, which a script does not wait for
 
         run = RunData(Path(found["record"]))
         run.follow()
-        saving.save_text(path, report.html_page(run, found["text"]), overwrite=True)
+        saving.save_text(path, run_figure.html_page(run, found["text"]), overwrite=True)
     except (OSError, ValueError) as error:
         say(f"{path} is not written: {error}", by="labkit watch")

@@ -12,7 +12,7 @@ from typing import Any
 
 from labkit.api import Run
 from labkit.callbacks import LoopRecorder
-from labkit.instruments.messages import say
+from labkit.instruments.hangs import say
 from labkit.process import launcher
 from labkit.view.display import Display, remember, told_of
 from labkit.watching import run_folders
@@ -35,7 +35,6 @@ class Watch(StandIn, LoopRecorder):
     All passes over it are one Run, which ends with the notebook cell, the script or `close()`.
     """
 
-    model: Any = None
     _display: Display | None = None
 
     def __init__(self, loader: Any, live: bool = True, made: tuple = ()):
@@ -61,11 +60,6 @@ class Watch(StandIn, LoopRecorder):
 
     def __reduce__(self) -> tuple[type[Watch], tuple[object, bool]]:
         return Watch, (self.loader, self.live)
-
-    @property
-    def is_iterated(self) -> bool:
-        """Whether a pass over the loader goes on."""
-        return self._recorder is not None and self._recorder.going > 0
 
     def _begin(self) -> Recorder:
         """Begin a Run."""
@@ -123,7 +117,8 @@ def watch(loader: Any, *, live: bool = True) -> Watch:
     made = (caller.f_code, caller.f_lineno, id(getattr(loader, "dataset", loader)))
     watched = loader if isinstance(loader, Watch) else None
     for each in _open:
-        if each.loader is loader or (each.made == made and not each.is_iterated):
+        is_iterated = each._recorder and each._recorder.going
+        if each.loader is loader or (each.made == made and not is_iterated):
             watched = each
             each.loader = loader
     if watched is None:

@@ -25,8 +25,8 @@ from weakref import WeakKeyDictionary
 
 from labkit.instruments import loader_hook, stack
 from labkit.instruments.before_calls import Before, Call, held
+from labkit.instruments.hangs import say
 from labkit.instruments.loader_knobs import length_of
-from labkit.instruments.messages import say
 from labkit.stamps.interrupts import signal_of
 from labkit.watching.headroom import Headroom
 from labkit.watching.passes import Pass

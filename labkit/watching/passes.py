@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from labkit.instruments.batch_contents import unseen
+from labkit.instruments.hangs import say
 from labkit.instruments.loader_hook import in_workers
-from labkit.instruments.messages import say
 from labkit.stamps.events import now_ns
 from labkit.stamps.interrupts import OwnErrors, signal_of
 from labkit.watching.recorder import Recorder
@@ -65,8 +65,7 @@ class Pass:
             with unseen():
                 if self.is_new:
                     self._learn(batch)
-                batches = self.recorder.batches
-                self.steps.begin(ready, batches.count(batch), batches.measure(batch))
+                self.steps.begin(ready, *self.recorder.batches.size_of(batch))
         except Exception as error:
             self._give_up(error)
         return batch

@@ -18,16 +18,14 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from labkit import quotas
 from labkit.instruments import loader_knobs, record_head
-from labkit.instruments.batch_contents import BatchFacts, dtype_of, largest_of, unseen
+from labkit.instruments.batch_contents import BatchFacts, Growth, dtype_of, largest_of, unseen
 from labkit.instruments.before_calls import held
-from labkit.instruments.growth import Growth
 from labkit.instruments.hangs import PROGRESS, HangWatch
-from labkit.instruments.host import plain_machine
 from labkit.instruments.loader_hook import Recording
 from labkit.instruments.loader_work import LoaderWork
 from labkit.instruments.sampler import FLAG, Sampler
-from labkit.instruments.telemetry_process import telemetry_beside
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.interrupts import OwnErrors
 from labkit.watching import run_folders
@@ -203,11 +201,10 @@ class Recorder:
     def _begin(self) -> None:
         """Say what this is: known only when the first body has run, and used the device."""
         weights: list[Any] = []
-        fused = dtype = None
+        dtype = None
         with OwnErrors():
-            known = held(self.optimizer)
-            weights = [each for group in known["param_groups"] for each in group["params"]]
-            fused = known["defaults"].get("fused", True)
+            groups = held(self.optimizer)["param_groups"]
+            weights = [each for group in groups for each in group["params"]]
             dtype = dtype_of(largest_of(weights))
         self.optimizer = None  # it is the script's
         dynamo: Any = sys.modules.get("torch._dynamo.utils")
@@ -222,7 +219,6 @@ class Recorder:
             batch_dtype=self.batches.dtype,
             unit=self.batches.unit,
             batch_on_gpu=self.batches.on_gpu,
-            may_fuse=fused is not True,
             is_compiled=bool(dynamo and dynamo.counters.get("frames")),
         )
         self.log.write("begin", warmup=max(LEAST_WARMUP, loader_knobs.in_flight(self.knobs)))
@@ -244,7 +240,7 @@ class Recorder:
         self.growth.look(frame, self.sampler.places.loop)
         self.beat_at = now + BEAT_NS
         if self.is_alone and self.telemetry is None and self.pid == os.getpid():
-            self.telemetry = telemetry_beside(self.folder)
+            self.telemetry = run_folders.telemetry_beside(self.folder)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -256,8 +252,6 @@ class Recorder:
         self.sampler.flush()
         if self.work is not None:
             self.work.flush()
-        if self.sampler.missing and not self.sampler.taken:
-            self.log.write("no_lines", why=self.sampler.missing)
         if self.growth.least:  # what had grown may be empty by now
             self.log.write("growth", found=list(self.growth.found.values()))
         self.batches.write_padding(self.log)
@@ -290,7 +284,7 @@ def machine_and_clock(
     `weights` are those that are trained, where they are known.
     """
     if not (torch := sys.modules.get("torch")):
-        return plain_machine(), None
+        return quotas.plain_machine(), None
     from labkit.instruments import machine
     from labkit.stamps.timeline import DeviceClock
 

@@ -17,14 +17,11 @@ from types import ModuleType
 from typing import Any, TypedDict
 
 from labkit.instruments.before_calls import held
-from labkit.instruments.loader_knobs import length_of
+from labkit.instruments.loader_knobs import OF_WORKERS, length_of
 from labkit.knobs import Settings
-from labkit.spec import WITHOUT_WORKERS
 from labkit.watching.headroom import Kept
 from labkit.watching.hook import users_place
 from labkit.watching.loader_call import MADE
-
-NEEDS_WORKERS = (*WITHOUT_WORKERS, "timeout", "multiprocessing_context")
 
 
 class Order(TypedDict):
@@ -84,5 +81,5 @@ def with_changes(kwargs: Settings, changes: Settings) -> Settings:
     Without workers, those that need some are left out.
     """
     changed = kwargs | changes
-    left_out = () if changed.get("num_workers") else NEEDS_WORKERS
+    left_out = () if changed.get("num_workers") else OF_WORKERS
     return {name: value for name, value in changed.items() if name not in left_out}

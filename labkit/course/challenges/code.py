@@ -8,6 +8,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from statistics import fmean
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
-from labkit.course.challenge import Answer, Goal, code
+from labkit.course.challenge import Answer, CodeChallenge, Goal
 from labkit.results.templates import entries
 from labkit.traces.public import STORED_FILE
 
@@ -85,7 +86,8 @@ def ms_per_call(
     return (clock() - start) / TIMED
 
 
-@code(
+@partial(
+    CodeChallenge,
     "01-stopwatch",
     hints=(
         "What does clock() - start measure while the device is still at work?",
@@ -121,7 +123,8 @@ def with_loss_scale(loss_of: Callable[[Tensor], Tensor], weights: Tensor) -> Ten
     return torch.autograd.grad(loss, weights)[0].float() / scale  # in FP32 small numbers fit
 
 
-@code(
+@partial(
+    CodeChallenge,
     "05-small-gradients",
     hints=(
         "Gradients are proportional to the loss: what if it were 10,000 times as large?",
@@ -168,7 +171,8 @@ def train_epoch(model: nn.Module, optimizer: Optimizer, batches: Batches, every:
         optimizer.step()
 
 
-@code(
+@partial(
+    CodeChallenge,
     "06-loop",
     hints=(
         "Which micro-batches make an update together? How many samples do they have?",
@@ -211,7 +215,8 @@ def one_graph(x: Tensor) -> Tensor:
     return y * 0.5
 
 
-@code(
+@partial(
+    CodeChallenge,
     "07-graph-break",
     hints=(
         "Python's `if` needs the value of a tensor, so the graph ends there.",
@@ -258,7 +263,8 @@ def part_by_part(
     return torch.cat([total if each == rank else receive(each) for each in range(ranks)]) / ranks
 
 
-@code(
+@partial(
+    CodeChallenge,
     "09-all-reduce",
     hints=(
         "Let each rank add up one part of the gradients, mine.chunk(ranks)[rank].",
@@ -318,7 +324,8 @@ def largest_gap(lanes: dict[str, Spans]) -> tuple[float, str]:
     return length, max(ACTIVITIES, key=active)
 
 
-@code(
+@partial(
+    CodeChallenge,
     "10-gap",
     hints=(
         "Between kernels i and i + 1 lies the gap from the end of i to the start of i + 1.",
@@ -352,7 +359,8 @@ def smallest_that_feeds(paths: Paths, cores: int, images_per_s: float) -> str | 
     return min(fed, key=lambda name: paths[name][1], default=None)
 
 
-@code(
+@partial(
+    CodeChallenge,
     "11-choose",
     hints=(
         "cores * 1000 / ms images per second: a path feeds the device if that is enough.",
@@ -400,7 +408,8 @@ class Preallocated:
         return tuple(self.kept[:, :, :, : self.length])
 
 
-@code(
+@partial(
+    CodeChallenge,
     "12-cache",
     hints=(
         "Make room for all `longest` tokens at the first call, and remember how many there are.",

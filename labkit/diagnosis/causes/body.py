@@ -47,7 +47,15 @@ def copies(evidence: Evidence) -> Finding:
     elif evidence.knobs.get("non_blocking"):
         remedies = () if evidence.knobs.get("prefetch_to_device") else (COPY_AHEAD,)
     seen = "of the time the device waits for a copy"
-    return loss("transfer", "copies", evidence.copy_share, seen, evidence.source, *remedies)
+    return loss(
+        "transfer",
+        "copies",
+        "symptoms/copies.md",
+        evidence.copy_share,
+        seen,
+        evidence.source,
+        *remedies,
+    )
 
 
 def lost_in_body(evidence: Evidence, share: float) -> float:
@@ -87,7 +95,16 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     seen += f" ({moved / 2**20:.0f} MiB a batch, at {moved / copying_s / 1e9:.1f} GB/s)"
     are_floats = evidence.known("batch_dtype") in (None, "float32", "float64")
     remedy = FEWER_BYTES if lost > limits.COPIES_LEAD and are_floats else PIN_MEMORY
-    return loss("transfer", "copies", lost, seen, sampled_by(evidence), remedy, lines=worst)
+    return loss(
+        "transfer",
+        "copies",
+        "symptoms/copies.md",
+        lost,
+        seen,
+        sampled_by(evidence),
+        remedy,
+        lines=worst,
+    )
 
 
 # -- other work in the body ----------------------------------------------------------------------
@@ -148,7 +165,8 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     seen = f"of the time the body of the loop is not training but {words}, most of it in "
     seen += rows[0].what + (f", every {every} steps" if every else "")
     name = "periodic" if every else part
-    return loss("host", name, lost, seen, sampled_by(evidence), remedy, lines=rows)
+    page = "symptoms/periodic.md" if every else "symptoms/loop-body.md"
+    return loss("host", name, page, lost, seen, sampled_by(evidence), remedy, lines=rows)
 
 
 for _part in BESIDES:
@@ -181,7 +199,7 @@ def longer_and_longer(evidence: Evidence) -> Finding | None:
     growth, grown = evidence.growth, kept(evidence)
     if not grown and evidence.crowded_by > limits.DISTURBS:
         return None
-    grown = grown or Finding("host", "drift", remedies=(KEEP_LESS,))
+    grown = grown or Finding("host", "drift", "symptoms/growth.md", remedies=(KEEP_LESS,))
     seen = f"The last steps take {growth:.1f}x as long as the first ({evidence.source}). "
     lines = evidence.lines
     rows = grown.lines + lines.rows(lines.mask("body"))[:3]
@@ -202,7 +220,7 @@ def kept(evidence: Evidence) -> Finding | None:
     line = Line(*where, 0.0, "body", "python", variable["name"])
     seen = f"`{variable['name']}` in {line.address} grew from {variable['before']} to "
     seen += f"{variable['after']}, and it keeps tensors with the graphs that made them."
-    return Finding("host", "drift", 0.0, seen, (KEEP_NUMBERS,), (line,))
+    return Finding("host", "drift", "symptoms/growth.md", 0.0, seen, (KEEP_NUMBERS,), (line,))
 
 
 # -- beside the loop -----------------------------------------------------------------------------
@@ -238,4 +256,6 @@ def beside_training(evidence: Evidence) -> Finding | None:
     place = next(each["place"] for each in whole.parts if each["part"] == part)
     seen = f"of the time after the start is {part}{f' ({place})' if place else ''}"
     name = part.replace(" ", "_")
-    return loss("host", name, share, seen, "passes over loaders", REMEDIES[part])
+    return loss(
+        "host", name, "symptoms/periodic.md", share, seen, "passes over loaders", REMEDIES[part]
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from labkit.diagnosis import thresholds as limits
-from labkit.diagnosis.causes.body import copies_in_the_body
+from labkit.diagnosis.causes.body import BESIDES, copies_in_the_body
 from labkit.diagnosis.causes.loader import INTO_A_DATASET
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import (
@@ -18,7 +18,6 @@ from labkit.diagnosis.findings import (
     cause,
     loss,
 )
-from labkit.diagnosis.hot_lines import HOST_ALONE
 from labkit.text import percent
 
 MORE_PER_CALL = Remedy(
@@ -69,8 +68,15 @@ def tiny_operators(evidence: Evidence) -> Finding | None:
         return None
     seen = "of the time, inside the compute, goes to Python and to operators of under 10 µs"
     remedies = (MORE_PER_CALL, *larger_kernels(evidence))
-    name = "Python_and_tiny_operators"
-    return loss("launch", name, lost, seen, "x-ray", *remedies)
+    return loss(
+        "launch",
+        "Python_and_tiny_operators",
+        "symptoms/launches.md",
+        lost,
+        seen,
+        "x-ray",
+        *remedies,
+    )
 
 
 NO_SYNCHRONISING = Remedy(
@@ -101,18 +107,22 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     seen = f"of the time, while the device is busy by its events, it waits or does little: {told}"
     copying = asked(copies_in_the_body, evidence)
     # The host's work alone and copies are findings of their own
-    besides = busy * sum(evidence.body.get(part, 0.0) for part in HOST_ALONE)
+    besides = busy * sum(evidence.body.get(part, 0.0) for part in BESIDES)
     besides += copying.lost_share if copying else 0.0
     lost = max(0.0, idle * busy - besides)
-    name, rows = "gaps_or_small_kernels", ()
+    name, page, rows = "gaps_or_small_kernels", "symptoms/launches.md", ()
     remedies = (*larger_kernels(evidence), MORE_PER_CALL)
     waits = evidence.body.get("sync", 0.0)
     if waits >= limits.WORTH_NAMING["launch"]:
         lines = evidence.lines
-        name, rows = "sync", lines.rows(lines.mask("body", "sync"))[:3]
+        name, page, rows = (
+            "sync",
+            "symptoms/loop-body.md",
+            lines.rows(lines.mask("body", "sync"))[:3],
+        )
         seen += f"; for {waits:.0%} of its body the host waits in {rows[0].what}"
         remedies = (NO_SYNCHRONISING, *remedies)
-    return loss("launch", name, lost, seen, evidence.source, *remedies, lines=rows)
+    return loss("launch", name, page, lost, seen, evidence.source, *remedies, lines=rows)
 
 
 # -- between the steps -----------------------------------------------------------------------------
@@ -139,12 +149,14 @@ def host_work(evidence: Evidence) -> Finding:
     """
     lost = evidence.other_share + evidence.launch_share
     seen = "of the time the device waits while the host does something but data and copies"
-    name, remedies = "host_work", (OUT_OF_THE_LOOP,)
+    why, remedies = ("host_work", "symptoms/loop-body.md"), (OUT_OF_THE_LOOP,)
     if evidence.known("trace") is not None:
-        seen = "of the time the device waits while the host issues work: in operators, in calls of "
-        seen += "the runtime, in Python between them"
-        name, remedies = "issuing_work", (*larger_kernels(evidence), MORE_PER_CALL)
-    return loss("launch", name, lost, seen, evidence.source, *remedies)
+        seen = "of the time the device waits while the host issues work"
+        why, remedies = (
+            ("issuing_work", "symptoms/launches.md"),
+            (*larger_kernels(evidence), MORE_PER_CALL),
+        )
+    return loss("launch", *why, lost, seen, evidence.source, *remedies)
 
 
 @cause(LOSS)
@@ -157,10 +169,11 @@ def outside_pytorch(evidence: Evidence) -> Finding | None:
     names = ", ".join(evidence.trace.host_where)
     seen = "of the time the device waits for host work outside of PyTorch"
     seen += f", most of it in {names}" if names else ""
-    name, why, remedy = "host", "host_work", OUT_OF_THE_LOOP
+    why, remedy = ("host", "host_work", "symptoms/loop-body.md"), OUT_OF_THE_LOOP
     if PREPARES.search(names):
-        name, why, remedy = "input", "data_prepared_outside_a_DataLoader", INTO_A_DATASET
-    return loss(name, why, evidence.outside_share, seen, evidence.source, remedy)
+        why = "input", "data_prepared_outside_a_DataLoader", "symptoms/too-few-workers.md"
+        remedy = INTO_A_DATASET
+    return loss(*why, evidence.outside_share, seen, evidence.source, remedy)
 
 
 OVERLAP_EXCHANGE = Remedy(
@@ -185,8 +198,16 @@ def collectives(evidence: Evidence) -> Finding | None:
         seen += f"; {ranks.headline}"
         look = f"Look into the trace of rank {late} first: the others wait for it."
         remedy = Remedy("look_into_the_late_trace", look)
-    name = "exposed_collectives"
-    return loss("communication", name, lost, seen, evidence.source, remedy, rank=late)
+    return loss(
+        "communication",
+        "exposed_collectives",
+        "symptoms/ranks.md",
+        lost,
+        seen,
+        evidence.source,
+        remedy,
+        rank=late,
+    )
 
 
 # -- the device computes ---------------------------------------------------------------------------
@@ -209,30 +230,47 @@ def full_precision(evidence: Evidence) -> Finding | None:
         return None
     lost = (1 - 1 / speedup) * evidence.compute_share
     seen = f"of the time is the cost of FP32: in BF16 the same compute took 1/{speedup:.2f} as long"
-    return loss("precision", "FP32", lost, seen, "measured on this run's own step", BF16)
+    return loss(
+        "precision",
+        "FP32",
+        "symptoms/precision.md",
+        lost,
+        seen,
+        "measured on this run's own step",
+        BF16,
+    )
 
 
 @cause(LOSS)
 def no_tensor_cores(evidence: Evidence) -> Finding | None:
     """Kernels that could run on Tensor Cores do not, where BF16 was not tried: "no_Tensor_Cores".
 
-    It costs HALF_SAVED of the time of these kernels, which is what a speed-up of TENSOR_CORE_GAIN
-    saves.
+    It costs HALF_SAVED of the time of these kernels.
     """
     kernels, formats = evidence.kernels, evidence.known("formats")
     could = (kernels.tensor_core_eligible_share or 0.0) - (kernels.tensor_core_share or 0.0)
     if asked(full_precision, evidence) or formats == ():
         return None
     lost = max(0.0, could) * limits.HALF_SAVED * evidence.compute_share
-    seen = "of the time is the cost of operators that could use Tensor Cores and do not, at "
-    seen += f"{limits.TENSOR_CORE_GAIN:g}x, the low end of published gains"
+    seen = (
+        "of the time is the cost of operators that could use Tensor Cores and do not, at 2x, the "
+    )
+    seen += "low end of published gains"
     sixteen_bits = Remedy(
         "sixteen_bits",
         "Use 16-bit autocast: BF16 on Ampere and later cards, FP16 with a GradScaler before; sizes "
         "in multiples of 8.",
         {"precision": formats[0]} if formats else {},
     )
-    return loss("precision", "no_Tensor_Cores", lost, seen, "profiler", sixteen_bits)
+    return loss(
+        "precision",
+        "no_Tensor_Cores",
+        "symptoms/precision.md",
+        lost,
+        seen,
+        "profiler",
+        sixteen_bits,
+    )
 
 
 @cause(LOSS)
@@ -244,7 +282,7 @@ def elementwise(evidence: Evidence) -> Finding:
     lost = evidence.in_xray("fusible_us") * evidence.compute_share
     seen = "of the time goes to passes over memory that one fused pass would save"
     name, remedies = "elementwise_chains", larger_kernels(evidence)
-    return loss("memory_bandwidth", name, lost, seen, "x-ray", *remedies)
+    return loss("memory_bandwidth", name, "symptoms/busy-device.md", lost, seen, "x-ray", *remedies)
 
 
 PAD_LESS = Remedy(
@@ -263,7 +301,15 @@ def padding(evidence: Evidence) -> Finding:
     filler = evidence.padding
     lost = filler * evidence.compute_share
     seen = f"of the time, at most, is spent on padding, {percent(filler)} of the tokens"
-    return loss("compute", "padding", lost, seen, f"lengths, {evidence.source}", PAD_LESS)
+    return loss(
+        "compute",
+        "padding",
+        "symptoms/padding.md",
+        lost,
+        seen,
+        f"lengths, {evidence.source}",
+        PAD_LESS,
+    )
 
 
 COOLER = Remedy(
@@ -282,7 +328,9 @@ def throttled(evidence: Evidence) -> Finding | None:
         return None
     seen = f"Heat or a power brake holds the clock down in {evidence.heat:.0%} of the readings "
     seen += "(NVML's clock reasons)."
-    return Finding("compute", "throttle", evidence=seen, remedies=(COOLER,))
+    return Finding(
+        "compute", "throttle", "symptoms/neighbour.md", evidence=seen, remedies=(COOLER,)
+    )
 
 
 SINGLE_PRECISION = Remedy(
@@ -305,7 +353,9 @@ def double_precision(evidence: Evidence) -> Finding | None:
     if evidence.weights_dtype != "float64" or busy < limits.BUSY:
         return None
     seen = f"{busy:.0%} of the time the device computes, and the weights are float64."
-    return Finding("precision", "float64", evidence=seen, remedies=(SINGLE_PRECISION,))
+    return Finding(
+        "precision", "float64", "symptoms/precision.md", evidence=seen, remedies=(SINGLE_PRECISION,)
+    )
 
 
 @cause(WARNING)
@@ -318,9 +368,11 @@ def low_mfu(evidence: Evidence) -> Finding | None:
     busy = evidence.compute_share
     if busy < limits.BUSY or evidence.mfu >= limits.LOW_MFU * busy:
         return None
-    seen = f"{busy:.0%} of the time busy, with an MFU of {percent(evidence.mfu)} (of "
-    seen += f"{evidence.peak}; threshold {limits.LOW_MFU:.0%} of the busy time)."
-    return Finding("compute", "low_MFU", evidence=seen, advice=LOOK_INSIDE)
+    seen = f"{busy:.0%} of the time busy, with an MFU of {percent(evidence.mfu)} "
+    seen += f"(of {evidence.peak})."
+    return Finding(
+        "compute", "low_MFU", "symptoms/busy-device.md", evidence=seen, advice=LOOK_INSIDE
+    )
 
 
 # -- where nothing is left -------------------------------------------------------------------------
@@ -346,4 +398,10 @@ def nothing_lost(evidence: Evidence, losses: dict[str, float]) -> Finding:
     seen += f"threshold; the nearest is {name} with {losses[name]:.0%} (threshold {limit[name]:.0%}"
     seen += f"; {evidence.source})."
     advice = PROFILE_THE_OPERATORS if evidence.watched else NOTHING_LEFT
-    return Finding("compute", "the_device_is_the_limit", evidence=seen, advice=advice)
+    return Finding(
+        "compute",
+        "the_device_is_the_limit",
+        "symptoms/busy-device.md",
+        evidence=seen,
+        advice=advice,
+    )

@@ -17,8 +17,6 @@ from labkit.knobs import Setting, as_typed
 from labkit.spec import WITHOUT_WORKERS
 from labkit.text import counted
 
-FEWEST = 2  # workers to begin with
-MOST_AT_FIRST = 4
 WHOSE = {"worker": "of the workers' time", "waiting": "of the waiting, in the loop's own process,"}
 SHARE_OUT = (
     " Each worker goes through the whole stream, and every item comes once from each, unless its "
@@ -35,9 +33,8 @@ def has_cheap_items(evidence: Evidence) -> bool:
     own code has MOST_OF_LOADING of the time. Without a batch size they are no more.
     """
     lines = evidence.known("lines")
-    waits_us = evidence.known("wait_us") or 0.0
     has_workers = bool(evidence.num_workers)
-    cheap = not has_workers and 0 < waits_us < limits.HANDOFF_US
+    cheap = not has_workers and 0 < evidence.wait_us < limits.HANDOFF_US
     if lines is not None:
         there = lines.frame[lines.mask("worker" if has_workers else "waiting")]
         torchs = there.of_phase[(there.within != "") & ~there.own].sum()
@@ -54,8 +51,8 @@ def cores_full(evidence: Evidence) -> bool:
 def workers_to_try(evidence: Evidence) -> int | None:
     """Return how many workers to try; None where no other number may gain.
 
-    A simulation tells of a bench's own pipeline. A loop that was only watched begins with some, and
-    doubles them while they leave cores idle.
+    A simulation tells of a bench's own pipeline. A loop that was only watched begins with 2 to
+    4, as it has cores, and doubles them while they leave cores idle.
     """
     now, advised = evidence.num_workers, evidence.known("advised")
     trace = evidence.known("trace")
@@ -65,7 +62,7 @@ def workers_to_try(evidence: Evidence) -> int | None:
         return None if cores_full(evidence) else 2 * now
     if now is None and (trace is None or trace.loader_workers):
         return None
-    return max(FEWEST, min(MOST_AT_FIRST, evidence.use.cores or FEWEST))
+    return max(2, min(4, evidence.use.cores or 2))
 
 
 # -- what to set -----------------------------------------------------------------------------------
@@ -129,7 +126,8 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     why = next(found(evidence, LATE), None)
     if why is None:
         name = "stalls" if evidence.stalls else "waiting_for_data"
-        why = Finding("input", name, remedies=settings(evidence))
+        page = "symptoms/slow-items.md" if evidence.stalls else "symptoms/too-few-workers.md"
+        why = Finding("input", name, page, remedies=settings(evidence))
     wait = evidence.wait_share
     seen = f"{wait:.0%} of the time is spent waiting for the next batch ({evidence.source}). "
     if evidence.stalls:
@@ -149,9 +147,9 @@ def loading_lines(evidence: Evidence) -> tuple[Line, ...]:
     return (lines.rows(lines.making("worker")) or lines.rows(lines.making("waiting")))[:3]
 
 
-def late(name: str, seen: str, *remedies: Remedy) -> Finding:
+def late(name: str, page: str, seen: str, *remedies: Remedy) -> Finding:
     """Return a finding that says why the loop waits for data."""
-    return Finding("input", name, evidence=seen, remedies=remedies)
+    return Finding("input", name, page, evidence=seen, remedies=remedies)
 
 
 # -- one process holds the others up ---------------------------------------------------------------
@@ -174,7 +172,7 @@ def worker_hangs(evidence: Evidence) -> Finding | None:
     if not count or hang.seconds < limits.HANGS_S:
         return None
     seen = f"{hang.seconds:.0f} s since worker {hang.worker} last made progress."
-    return late("hang", seen, RAISE_AN_ERROR)
+    return late("hang", "symptoms/hang.md", seen, RAISE_AN_ERROR)
 
 
 ONE_THREAD = Remedy(
@@ -200,7 +198,7 @@ def crowding_threads(evidence: Evidence) -> Finding | None:
         return None
     seen = f"Each of {counted(workers, 'worker')} computes with {each} threads"
     seen += f", {each * workers} in all, on {counted(cores, 'core')}."
-    return late("threads", seen, ONE_THREAD)
+    return late("threads", "symptoms/threads.md", seen, ONE_THREAD)
 
 
 # -- epochs ----------------------------------------------------------------------------------------
@@ -230,11 +228,13 @@ def epoch_start(evidence: Evidence) -> Finding | None:
     half = max(evidence.wait_share / 2, 1e-9)
     if evidence.num_workers and starts >= half:
         seen = f"{starts:.0%} of the time is the start of later epochs."
-        return late("workers_restart", seen, KEEP_WORKERS, *settings(evidence))
+        return late(
+            "workers_restart", "symptoms/epoch-start.md", seen, KEEP_WORKERS, *settings(evidence)
+        )
     if first < half:
         return None
     seen = f"{first:.0%} of the time is what the first epoch waited longer than later ones."
-    return late("cold_start", seen, READ_ONCE)
+    return late("cold_start", "symptoms/epoch-start.md", seen, READ_ONCE)
 
 
 # -- the costliest line ----------------------------------------------------------------------------
@@ -264,6 +264,7 @@ def slow_code(evidence: Evidence) -> Finding | None:
         return Finding(
             "input",
             lines.frame.within[ours].iloc[0] or "slow_line",
+            "symptoms/costly-items.md",
             evidence=f"{part:.0%} {WHOSE[phase]} is in {rows[0].what}.",
             remedies=(CHEAPER_ITEMS,) if is_alone else settings(evidence),
             lines=rows,
@@ -292,7 +293,7 @@ def hand_over(evidence: Evidence) -> Finding | None:
         return None
     seen = f"{idle:.0%} of the time the workers have nothing to do while the loop waits."
     whole = [each for each in settings(evidence) if each in (FETCH_AT_ONCE, IN_THE_LOOP)]
-    return late("hand_over", seen, *whole, FEWER_PIECES)
+    return late("hand_over", "symptoms/sending-batches.md", seen, *whole, FEWER_PIECES)
 
 
 # -- what no single line shows ---------------------------------------------------------------------
@@ -306,10 +307,12 @@ def state_of_workers(evidence: Evidence) -> Finding | None:
     "storage_latency": for less than MOSTLY_WAITS, and waits for storage or a network.
     """
     workers, computing = evidence.workers, evidence.worker_cpu
-    name = "too_few_workers" if computing >= limits.COMPUTES else "storage_latency"
+    why = "storage_latency", "symptoms/slow-storage.md"
     if cores_full(evidence):
-        name = "cores"
-    elif evidence.stalls or limits.MOSTLY_WAITS <= computing < limits.COMPUTES:
+        why = "cores", "symptoms/costly-items.md"
+    elif computing >= limits.COMPUTES and not evidence.stalls:
+        why = "too_few_workers", "symptoms/too-few-workers.md"
+    elif evidence.stalls or computing >= limits.MOSTLY_WAITS:
         return None
     seen = f"{computing:.0%} CPU on average in {counted(workers, 'worker')} on "
-    return late(name, f"{seen}{evidence.use.cores} cores.", *settings(evidence))
+    return late(*why, f"{seen}{evidence.use.cores} cores.", *settings(evidence))

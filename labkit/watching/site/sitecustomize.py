@@ -58,7 +58,6 @@ def hook(module):
             importlib.import_module("labkit.watching.trial_hook").install(module, TRIAL)
         vars(importlib.import_module("labkit.watching.run_folders"))["of_script"] = WATCHED
         importlib.import_module("labkit.watching.hook").install(module)
-        mark("torch")
     except Exception as error:
         mark("failed", f"{type(error).__name__}: {error}")
 
