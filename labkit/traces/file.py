@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_SIZE = 2**30  # bytes, unpacked: some 2.5 million events, half a minute of reading
 MAX_ARCHIVE = 16 * MAX_SIZE  # of all ranks
+MAX_EVENTS = 5_000_000  # twice as many as 1 GiB holds of real ones; empty ones cost 1 s a million
 MAX_EVENT = 2**20  # characters of an event, and of what stands before and behind them all
 PIECE = 2 * MAX_EVENT  # characters that are read at a time
 MAX_MEMBERS = 50_000  # in an archive, whatever they are
@@ -83,7 +84,10 @@ class TraceFile:
         try:
             with unpacked(self._member or opened(self.path), MAX_SIZE) as plain:
                 text = io.TextIOWrapper(plain, "utf-8-sig", errors="replace", newline="")
-                yield from self._events(text)
+                for count, event in enumerate(self._events(text)):
+                    if count == MAX_EVENTS:
+                        raise self.error(f"has more than {MAX_EVENTS:,} events", GIVE_A_FILE)
+                    yield event
         except TraceError:
             raise
         except BROKEN as damage:
