@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.results.result import Result, Table
-from labkit.watching.foreground import run_in_foreground
+from labkit.watching.run_folders import run_in_foreground
 
 PACKAGE = Path(__file__).parents[1]
 NOT_COPIED = ("conftest.py", "__pycache__", ".*", "*.gif")
