@@ -6,6 +6,7 @@ one moment, and they know nothing of how it is drawn, judged or waited for.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import os
@@ -147,7 +148,7 @@ class Measurements(LiveResult[MeasurementsData], MeasurementsData):
     @property
     def data(self) -> MeasurementsData:
         """What was measured by now, also of the points that were added."""
-        data = super().data
+        data = copy.copy(super().data)
         data.added = [each.data for each in self._added]
         return data
 

@@ -9,7 +9,7 @@ import sys
 import traceback
 from typing import Any
 
-from labkit.callbacks import LoopRecorder
+from labkit.view.watch_live import LoopRecorder
 from labkit.watching import hook
 
 try:

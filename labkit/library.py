@@ -1,12 +1,10 @@
 """Recorded runs: list what is there, load one.
 
-A recorded run is `<machine>/<name>.jsonl.gz` in the package or in a folder of records; what
-it is stands in its first events.
+A recorded run is `<machine>/<name>.jsonl.gz` in the package; what it is stands in its first events.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +14,17 @@ from labkit.api import Loaded, load
 from labkit.stamps.record import head_of
 from labkit.text import one_line
 
+RECORDS = Path(__file__).parent / "records"
 SUFFIX = ".jsonl.gz"
 COLUMNS = ["name", "title", "hardware"]  # of the listing
 
 
-def recorded(
-    name: str | None = None, folder: str | os.PathLike[str] | None = None
-) -> pandas.DataFrame | Loaded:
+def recorded(name: str | None = None) -> pandas.DataFrame | Loaded:
     """List the recorded runs, or load the one called `name`; ValueError where it is not there.
 
-    Of several machines a GPU's comes first; `"<machine>/<name>"` asks for one. `folder` is what
-    `maintain/recordings.py --out FOLDER` wrote; None: what comes with the package.
+    Of several machines a GPU's comes first; `"<machine>/<name>"` asks for one.
     """
-    place = Path(__file__).parent / "records" if folder is None else Path(folder)
-    rows = [row for row in map(_row, place.rglob(f"*{SUFFIX}")) if row]
+    rows = [row for row in map(_row, RECORDS.rglob(f"*{SUFFIX}")) if row]
     rows.sort(key=lambda row: (row["kind"] != "gpu", row["hardware"], row["name"]))
     if name is None:
         return pandas.DataFrame(rows, columns=COLUMNS)

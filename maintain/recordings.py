@@ -3,7 +3,7 @@
     python maintain/recordings.py --out DIR [--only NAME ...]
 
 `recordings.json` beside this lists the runs. Of each, little is kept, and nothing personal. Records
-go to DIR/<machine>/<name>.jsonl.gz; `lk.recorded(folder="DIR")` lists them. Run it again to go on
+go to DIR/<machine>/<name>.jsonl.gz; `lk.load` reads them. Run it again to go on
 after an interrupt.
 """
 

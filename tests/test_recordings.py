@@ -30,14 +30,18 @@ def test_a_shipped_record_has_the_numbers_of_the_run_and_nothing_personal(finish
     assert platform.node() not in run.event("no_xray")["why"].split()
 
 
-def test_the_listing_says_what_on_what_and_passes_over_what_is_no_record(finished, tmp_path):
+def test_the_listing_says_what_on_what_and_passes_over_what_is_no_record(
+    finished, tmp_path, monkeypatch
+):
     assert all(each.name and each.title for each in wanted("cpu") + wanted("gpu"))
     record = tmp_path / recording.slug(finished.machine.name) / "tiny.jsonl.gz"
     recording.ship(finished.path, record, name="tiny", title="a tiny run")
     record.with_name("bad.jsonl.gz").write_bytes(b"not a gzip file")
-    listed = lk.recorded(folder=tmp_path)
+    monkeypatch.setattr("labkit.library.RECORDS", tmp_path)
+    listed = lk.recorded()
     assert list(listed["name"]) == ["tiny"] and list(listed["title"]) == ["a tiny run"]
-    assert lk.recorded(folder=tmp_path / "missing").empty
+    monkeypatch.setattr("labkit.library.RECORDS", tmp_path / "missing")
+    assert lk.recorded().empty
 
 
 def test_a_name_that_is_not_there_is_answered_with_those_that_are():

@@ -58,7 +58,7 @@ def look(trainer: Trainer, batches: Iterator[Batch], folder: Path) -> dict[str, 
 
 
 def _recorded(trainer: Trainer, batches: Iterator[Batch]) -> profiler:
-    """Run some steps under the profiler inside torch.profiler, which imports the compiler."""
+    """Run some steps under autograd's profiler: torch.profiler, around it, imports the compiler."""
     device = "cuda" if trainer.device.type == "cuda" else None
     recorded = profiler(use_device=device, record_shapes=True, use_kineto=True)
     with recorded:
@@ -158,10 +158,11 @@ def _timed(trainer: Trainer, images: torch.Tensor, labels: torch.Tensor, precisi
     clock = time.thread_time if trainer.device.type == "cpu" else time.perf_counter
     asked = trainer.job.precision
     trainer.job.precision = precision
-    machine.finish(trainer.device)
-    start = clock()
-    trainer.compute(images, labels, update=True)
-    machine.finish(trainer.device)
-    took = clock() - start
-    trainer.job.precision = asked
-    return took
+    try:
+        machine.finish(trainer.device)
+        start = clock()
+        trainer.compute(images, labels, update=True)
+        machine.finish(trainer.device)
+        return clock() - start
+    finally:
+        trainer.job.precision = asked

@@ -40,7 +40,6 @@ class Cost(Result):
         *,
         usd_per_hour: float | None = None,
         kg_co2_per_kwh: float = KG_CO2_PER_KWH,
-        samples_per_epoch: int = SAMPLES_PER_EPOCH,
         before: RunData | None = None,
     ):
         """Take a run, and one to compare it with, `before`, at the same prices.
@@ -48,23 +47,19 @@ class Cost(Result):
         `usd_per_hour` is what the machine rents for; the grid is by default the world's average, an
         epoch ImageNet's. ValueError: a price below 0 or not finite, or a run without numbers.
         """
-        given = {
-            "usd_per_hour": usd_per_hour,
-            "kg_co2_per_kwh": kg_co2_per_kwh,
-            "samples_per_epoch": samples_per_epoch,
-        }
+        given = {"usd_per_hour": usd_per_hour, "kg_co2_per_kwh": kg_co2_per_kwh}
         for name, value in given.items():
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name}={value!r} is not allowed: use a number of 0 or more")
         if not run.throughput:
             raise ValueError(f"{run!r}: a run without numbers has no cost.")
-        self.title = f"An epoch of {samples_per_epoch:,} {run.unit}, {run.mark or run.machine.name}"
+        self.title = f"An epoch of {SAMPLES_PER_EPOCH:,} {run.unit}, {run.mark or run.machine.name}"
         self.before = before and Cost(before, **given)
         watts = mean_watts(run)
         self.usd_per_hour = usd_per_hour
         self.kg_co2_per_kwh = kg_co2_per_kwh
         self.watts = watts  # mean power while training, from the energy counter
-        self.hours_per_epoch = hours = samples_per_epoch / run.throughput / 3600
+        self.hours_per_epoch = hours = SAMPLES_PER_EPOCH / run.throughput / 3600
         self.usd_per_epoch = usd = usd_per_hour and usd_per_hour * hours
         self.idle_usd_per_epoch = usd and run.utilization and usd * (1 - run.utilization)
         self.kwh_per_epoch = kwh = watts and watts * hours / 1e3

@@ -1,7 +1,8 @@
 """What is known of a run: the causes of the diagnosis look at nothing else.
 
 A share is a part of the wall time, 0 to 1, unless its comment says of what. Asking for what was not
-measured raises `NotMeasured`: a cause that does so is not judged, and the verdict can say so.
+measured and has no default raises `NotMeasured`: the cause is then not judged, and the verdict can
+say so.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class NotMeasured(AttributeError):
-    """A cause asked for what was not measured; its text is the name of the field."""
+    """A cause asked for what was not measured; its text is the name of the fact, or names."""
 
 
 class Witness(NamedTuple):
@@ -66,7 +67,7 @@ class Evidence:
     heat: float  # of the readings in which heat held the GPU's clock down
     witness: Witness  # the surest of whether a GPU works while it is busy
     certain_share: float = 0.0  # the GPU works, whatever the host does
-    formats: tuple[str, ...]  # of 16 bits, on Tensor Cores; None: card unknown
+    formats: tuple[str, ...]  # of 16 bits, on Tensor Cores; missing where the card is not known
     compiles: bool = True  # whether torch.compile can act on the device
 
     # How much of what the device could do the model's arithmetic needs

@@ -49,7 +49,7 @@ def of_run(run: RunData, ranks_cores: float = 0.0) -> Diagnosis:
     hidden = unseen(evidence)
     doubt = against(first, evidence) or too_close(agree)
     told = [worded(each, evidence, run) for each in (*filter(None, [doubt]), *findings)]
-    # Doubts first; what no remedy is expected to make smaller after all that one does
+    # First doubts and losses that a remedy can reduce, then the rest
     told.sort(key=lambda each: each.name != "unsure" and not (each.lost_share and each.remedies))
     limited = caveats(evidence, run)
     sure = 0.0 if doubt else agree[first.name] / limits.RESAMPLES

@@ -13,7 +13,7 @@ import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from labkit.stamps.events import EventLog, now_ns, private
 from labkit.stamps.shared_page import shared_page
@@ -56,17 +56,12 @@ def index_word(index: Any) -> int:
     return index if type(index) is int and abs(index) < -NO_INDEX else NO_INDEX
 
 
-class LiveHang(NamedTuple):
-    """A loop that does not move."""
+def hang_in(folders: list[Path], now: int) -> tuple[Path, dict[str, Any]] | None:
+    """Return the hang of a script's loops, each with its folder; None while anything moves.
 
-    folder: Path  # of its run
-    # As the `hang` event has it: `seconds`, the `text` to say, and the `worker` that is waited for,
-    # None where it is none
-    event: dict[str, Any]
-
-
-def hang_in(folders: list[Path], now: int) -> LiveHang | None:
-    """Return the hang of a script's loops, each with its folder; None while anything moves."""
+    It is the run's folder, and the `hang` event: `seconds`, the `text` to say, and the `worker`
+    that is waited for, None where it is none.
+    """
     files = [path for folder in folders for path in folder.glob(f"{PROGRESS}-*")]
     words = {path: WORDS.unpack(path.read_bytes()) for path in files}
     going = [path for path in files if words[path][STATE] != IDLE]
@@ -93,7 +88,7 @@ def hang_in(folders: list[Path], now: int) -> LiveHang | None:
             "DataLoader(timeout=60) turns such a wait into an error.",
         }[state]
     )
-    return LiveHang(file.parent, {"seconds": seconds, "text": text, "worker": worker})
+    return file.parent, {"seconds": seconds, "text": text, "worker": worker}
 
 
 class HangWatch:
@@ -103,7 +98,7 @@ class HangWatch:
         """`folders` returns those of the runs by now."""
         self.folders = folders
         self.ended = _thread.allocate_lock()
-        self.last: LiveHang | None = None  # that goes on
+        self.last: tuple[Path, dict[str, Any]] | None = None  # that goes on
 
     def __enter__(self) -> HangWatch:
         self.ended.acquire()
@@ -121,10 +116,11 @@ class HangWatch:
                 self.last = hang_in(self.folders(), now_ns())
                 looks = looks + 1 if self.last else 0
                 if self.last and looks == 2:  # at the first after Ctrl-Z the loop had no time yet
-                    log = EventLog(self.last.folder)
-                    log.write("hang", **self.last.event)
+                    folder, event = self.last
+                    log = EventLog(folder)
+                    log.write("hang", **event)
                     log.close()
-                    say(self.last.event["text"])
+                    say(event["text"])
 
 
 def say(text: str, by: str = "labkit.watch") -> None:

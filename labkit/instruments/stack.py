@@ -22,7 +22,7 @@ from labkit.stamps.keys import without_literals
 
 TEXT_MARKS = ('"""', "'''")  # around a text of many lines
 LONGEST_LINE = 80  # characters of a line of source that are kept
-HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+HOME = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")  # of labkit
 # What a run of ours runs stands for the user's own: dataset, model, loop, the slow script's step
 STAND_FOR_USERS = ("bench/data.py", "bench/models.py", "bench/loop.py", "course/slow_step.py")
 LIBRARIES = (sysconfig.get_path("stdlib"), "site-packages", "dist-packages", "torchinductor_")

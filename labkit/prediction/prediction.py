@@ -290,8 +290,9 @@ def _step(run: RunData, old: Pipeline, target: Pipeline) -> float:
     What batch size and BF16 do to a step is known of the x-ray alone.
     """
     xray = run.xray_facts or {}
-    # It acts between epochs, and a run has one; nothing is copied on a CPU
-    without_effect = {"persistent_workers", "pin_memory" if run.machine.kind == "cpu" else ""}
+    without_effect = {"persistent_workers"}  # which act between epochs, and a run has one
+    if run.machine.kind == "cpu":  # where nothing is copied
+        without_effect.add("pin_memory")
     changed = {
         name: value
         for name, value in target.to_dict().items()

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import pandas
 
 HIDES = 0.05  # of wall time: fewer gaps than this within the busy time are not mentioned
-# An MFU above this is none, and what looks like one between 1 and this counts as 1: 3x3 kernels on
-# 8x8 pixels, an eighth of whose products are with padding, and 10 %
+# Above this the measured peak was wrong: no MFU. Between 1 and this it counts as 1: skipped padding
+# can bring an eighth, and timing 10 %
 NO_PEAK = 1.25
 CPU_VALUES = {"image_px": PX, "steps": STEPS}  # in version 1 on a CPU, for what was automatic
 BLOCKS = 5  # stretches of the run, whose throughputs are compared to judge its noise

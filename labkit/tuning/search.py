@@ -19,6 +19,7 @@ from labkit.tuning.trial import Outcome, Trial, TrialBench, cost, of_loader
 
 SURE = 0.10  # a gain above this needs no second measurement
 WORTH = 0.03  # what a change has to gain when it is run in turn with the start
+WORTH_TRYING = 0.03  # share of the time that a loss costs, for `lk.improve` to try its remedies
 ALWAYS = 4  # workers are tried in any case: two may lose where four gain
 DEEP = 4  # times as long a queue
 READY_GAIN = 1.10  # with ready batches; where they gain less, the loader is not the limit
@@ -251,7 +252,7 @@ class Improver(Search):
     def advised(self, best: Trial, verdict: Diagnosis) -> Iterator[Trial]:
         """Yield what the verdict advises, costliest loss first; what changes the training never."""
         for finding in verdict.findings:
-            for remedy in finding.remedies if finding.lost_share > WORTH else ():
+            for remedy in finding.remedies if finding.lost_share > WORTH_TRYING else ():
                 changes = dict(remedy.changes)  # empty for a remedy in words
                 knobs = best.knobs | changes
                 trial = Trial.changing(best.knobs, knobs | of_loader(knobs))

@@ -15,7 +15,7 @@ from labkit.diagnosis.findings import Diagnosis
 from labkit.diagnosis.hot_lines import lines_of
 from labkit.diagnosis.several_runs import dropped_passes, judge_runs, runs_in
 from labkit.diagnosis.wall_shares import shares_of
-from labkit.instruments.hangs import HangWatch, LiveHang, say
+from labkit.instruments.hangs import HangWatch, say
 from labkit.process import folders
 from labkit.process.family import exit_name
 from labkit.process.leftovers import delete_run
@@ -85,7 +85,7 @@ def watch_script(
         for file in folder.glob(f"*/{TELEMETRY}"):
             file.unlink(missing_ok=True)  # which ends it
         try:
-            found = judged(folder, start_ns, code, hangs.last, headroom)
+            found = judged(folder, start_ns, code, hangs.last and hangs.last[1], headroom)
         except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
             why = f"{type(error).__name__}: {error}"
             found = without_verdict(f"the verdict failed ({why}); the script ran to its end.")
@@ -104,7 +104,7 @@ def runs_with_telemetry(folder: Path) -> list[Path]:
     return runs
 
 
-def judged(folder: Path, start_ns: int, code: int, hang: LiveHang | None, headroom: bool) -> Found:
+def judged(folder: Path, start_ns: int, code: int, hang: Found | None, headroom: bool) -> Found:
     """Judge a script that has ended by what was recorded of it.
 
     `hang` is what it hung in at last, if it did; `headroom`: it was asked for.
@@ -117,7 +117,7 @@ def judged(folder: Path, start_ns: int, code: int, hang: LiveHang | None, headro
     if found is not None:
         return of_run(*found, headroom)
     if hang is not None:
-        return without_verdict(f"before the first step was over, {hang.event['text']}")
+        return without_verdict(f"before the first step was over, {hang['text']}")
     why = why_nothing(folder)
     delete_run(folder)
     if code:

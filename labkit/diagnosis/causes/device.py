@@ -62,10 +62,10 @@ def tiny_operators(evidence: Evidence) -> Finding | None:
     It costs the share of the x-ray's steps between operators and in those of under 10 µs, times the
     share of the time spent on compute.
     """
-    # The profiler's own cost (1 to 2 µs an operator) is in it: the threshold was calibrated so
-    lost = evidence.compute_share * evidence.in_xray("gap_us", "tiny_us")
     if evidence.kind != "cpu":
         return None
+    # The profiler's own cost (1 to 2 µs an operator) is in it: the threshold was calibrated so
+    lost = evidence.compute_share * evidence.in_xray("gap_us", "tiny_us")
     seen = "of the time, inside the compute, goes to Python and to operators of under 10 µs"
     remedies = (MORE_PER_CALL, *larger_kernels(evidence))
     return loss(

@@ -221,8 +221,8 @@ def epoch_start(evidence: Evidence) -> Finding | None:
     """The first batch of each epoch waits for workers that start anew, or the first epoch waits.
 
     Cause "workers_restart", where the first batches of later epochs make up half of the waiting;
-    "cold_start", where what the first epoch waits longer than later ones does: a cache of the
-    system or of the dataset was empty.
+    "cold_start", where the waiting that the first epoch has beyond later ones makes up half: a
+    cache of the system or of the dataset was empty.
     """
     starts, first = evidence.epoch_starts, evidence.first_epoch
     half = max(evidence.wait_share / 2, 1e-9)
