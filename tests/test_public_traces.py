@@ -58,6 +58,13 @@ def test_a_tampered_file_is_refused_and_nothing_is_kept(served, tmp_path):
     assert kept(tmp_path) == []
 
 
+def test_a_page_that_asks_for_a_login_leaves_what_was_read_from_the_trace_before(served, tmp_path):
+    served.write_text("<html>Welcome to our network</html>")
+    found = lk.public_trace("small")
+    assert "STORED small" in repr(found) and "ask for a login" in found.notes[-1]
+    assert kept(tmp_path) == []
+
+
 @pytest.mark.usefixtures("served")
 def test_a_trace_that_is_gone_leaves_what_was_read_from_it_which_says_so(tmp_path, monkeypatch):
     gone = urllib.error.HTTPError("", 404, "Not Found", {}, None)

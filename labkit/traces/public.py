@@ -96,6 +96,8 @@ def _fetched(wanted: dict[str, Any]) -> Path:
     url = f"{SITE}/{wanted['repository']}/{wanted['commit']}/{wanted['path']}"
     with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
         content = answer.read(MAX_BYTES)
+    if content.lstrip()[:1] == b"<":
+        raise OSError("a web page came in its place: does this network ask for a login?")
     digest = hashlib.sha256(content).hexdigest()
     if digest != wanted["sha256"]:
         raise TraceError(

@@ -201,7 +201,9 @@ class Search:
         """Return the best, or the start where that does not gain when both are run in turn."""
         found, start, best = self.found, self.start, self.best
         if best is start:
-            found.stopped = found.stopped or "nothing that was tried is faster"
+            was_changed = any(not trial.is_bound for trial in found.tried[1:])
+            why = "nothing that was tried is faster" if was_changed else "no time to try a change"
+            found.stopped = found.stopped or why
             return start
         if not found.command and best.rate >= (1 + SURE) * start.rate:
             return best
