@@ -25,11 +25,16 @@ import importlib, pathlib, pkgutil, sys, labkit
 assert sys.prefix in labkit.__file__, labkit.__file__
 for name in labkit.__all__:
     getattr(labkit, name)
-for extra in sys.argv[1:]:
-    importlib.import_module(f"labkit.{extra}")
+for module in sys.argv[1:]:
+    importlib.import_module(module)
 print(labkit.__version__, labkit.__file__)
 """
-IMPORTS_OF = {"hf": "hf", "lightning": "lightning"}  # what an extra makes importable
+IMPORTS_OF = {  # what an extra makes importable
+    "hf": "labkit.hf",
+    "kernels": "kernels",
+    "lightning": "lightning",
+    "notebooks": "jupyterlab",
+}
 
 
 def build(folder: Path) -> Path:
