@@ -37,6 +37,9 @@ def take_away_posix():
             if hasattr(module, name):
                 delattr(module, name)
     sys.modules["fcntl"] = sys.modules["pwd"] = None  # `resource` is asked for by platform
+    from labkit.process import family
+
+    family.LINUX = False  # as elsewhere, psutil is asked for processes
 
 
 if METHOD:
