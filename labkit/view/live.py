@@ -15,7 +15,7 @@ import traitlets
 
 from labkit.api import Ranks, Run, Sweep
 from labkit.results.ranks import RanksData
-from labkit.view import FIGURE_PX, FIGURE_TEXT
+from labkit.view import FIGURE_TEXT
 from labkit.view.display import Display
 from labkit.view.live_frame import live_frame, live_line
 
@@ -48,7 +48,6 @@ class LiveView(anywidget.AnyWidget):
     status = traitlets.Unicode("").tag(sync=True)
     # busy share, 0 to 1, as predicted: low end, value, high end; empty for none
     expected = traitlets.List().tag(sync=True)
-    height = traitlets.Int(0).tag(sync=True)  # px, at a width of 900; 0: as the style sheet says
 
     run: Run | Ranks | None = None  # that is drawn
     serial = 0  # of the run: the page forgets the steps of the one before
@@ -87,17 +86,15 @@ class RunDisplay(Display):
     def __init__(self, before: Run | None = None):
         self.before = before
         self.run: Run | Ranks | None = None
-        self.view = LiveView(height=FIGURE_PX[before is not None])
+        self.view = LiveView()
         self.view.show_before(before)
         super().__init__(self.view)
 
     def update(self, running: Run | Ranks) -> None:
-        """Show what has been done by now; a run before this one stays as a line, or faintly."""
+        """Show what has been done by now; outside a notebook a run before this one is a line."""
         over = None if running is self.run else self.run
         self.run = running
         if self.handle is not None:
-            if isinstance(over, Run):
-                self.view.show_before(over)
             self.view.update(running)
             return
         if over is not None:

@@ -24,13 +24,12 @@ from labkit.results.ranks import RanksData, delays_of
 from labkit.results.run_data import RunData
 from labkit.results.templates import template
 from labkit.text import counted
-from labkit.view import FIGURE_PX
-from labkit.view.live_frame import binned
+from labkit.view import PARTS
+from labkit.view.live_frame import busy_curve
 from labkit.view.rows_figure import plot
 from labkit.view.style import (
     GREEN,
     INK,
-    PARTS,
     Picture,
     draw_lanes,
     legend_above,
@@ -40,6 +39,7 @@ from labkit.view.style import (
 )
 
 WINDOW_STEPS = 10  # of the slower run, in the stretch that is enlarged; of two runs half as many
+FIGURE_IN = 7.2  # height of a run's figure; the live view has its shape (see live.css)
 TEETH, WHOLE, STEP = 1.1, 1.4, 0.25  # heights of the axes, relative to each other
 AROUND_IN, ROW_IN = 1.0, 0.3  # heights of what is around stacks, and of each, inches
 AROUND_LANES_IN, LANE_IN = 0.5, 0.26
@@ -55,21 +55,21 @@ RANK_PARTS = {  # part of RankTimes: its name, as stacked
 
 
 @our_style
-def draw_run(run: RunData, before: RunData | None = None, brought: str = "") -> Picture:
-    """Draw `run`; where given, `before` beside it, and what a change `brought` in the title.
+def draw_run(run: RunData, before: RunData | None = None, change: str = "") -> Picture:
+    """Draw `run`; where given, `before` beside it, and what a `change` brought in the title.
 
-    A run too short to have numbers gets a figure that says so, and why.
+    A run too short to have numbers gets a figure that says so, and why; one before is left out.
     """
-    runs = {"this run": run} if before is None else {"before": before, "this run": run}
-    notes = [f"{name}: {each!r}" for name, each in runs.items() if each.utilization is None]
+    notes = [repr(run), run.machine.line]
     if run.utilization is None:
         why = "utilization needs two steps or more, without the warm-up, and the device's own times"
-        return page(f"Nothing to draw: {why}.", [*notes, run.machine.line])[0]
-    title = f"{brought}{run.in_short}"
-    runs = {name: each for name, each in runs.items() if each.utilization is not None}
+        return page(f"Nothing to draw: {why}.", notes)[0]
+    runs = {"this run": run}
+    if before and before.utilization is not None:
+        runs = {"before": before, **runs}
     heights = [*[TEETH] * len(runs), WHOLE, STEP * len(runs)]
-    notes += [repr(run), run.machine.line]
-    figure, [*teeth, whole, mean_steps] = page(title, notes, heights, FIGURE_PX[before is not None])
+    title = f"{change}{run.in_short}"
+    figure, [*teeth, whole, mean_steps] = page(title, notes, heights, FIGURE_IN)
     steps_s = WINDOW_STEPS / len(runs) * max(each.step_ms or 0.0 for each in runs.values()) / 1e3
     length_s = min(steps_s, *(each.length_s - each.warm_s for each in runs.values()))
     for axes, (name, each) in zip(teeth, runs.items(), strict=True):
@@ -86,20 +86,18 @@ def draw_run(run: RunData, before: RunData | None = None, brought: str = "") -> 
 def _draw_whole(axes: Axes, runs: Mapping[str, RunData], marked_s: tuple[float, float]) -> None:
     """Draw utilization from the true intervals, the instruments' samples, warm-up and mean."""
     run = runs["this run"]
-    shares, edges = binned(run)
+    shares, edges = busy_curve(run)
     label = f"busy share of every {1e3 * edges[1]:.3g} ms"
     axes.stairs(shares, edges, fill=True, label=label, color=GREEN, alpha=0.4)
     seconds, samples = run.readings("gpu_now")  # a missing one is NaN: a gap
     if np.isfinite(samples).any():
         axes.plot(seconds, samples, ".-", markersize=2.5, linewidth=0.8, label="nvidia-smi (NVML)")
     if "before" in runs:
-        axes.stairs(*binned(runs["before"]), color=INK, label="before")
+        axes.stairs(*busy_curve(runs["before"]), color=INK, label="before")
     axes.axvspan(0, run.warm_s, label="warm-up, left out", color=INK, alpha=0.3)
     axes.axvspan(*marked_s, facecolor="none", edgecolor=INK)
     mean = run.utilization or 0.0
-    axes.axhline(mean, color=INK, linestyle="--", linewidth=1)
-    place = {"transform": axes.get_yaxis_transform(), "va": "center", "weight": "bold"}
-    axes.text(1.01, mean, f"mean\n{run.busy_text}", **place)
+    axes.axhline(mean, label=f"mean: {run.busy_text}", color=INK, linestyle="--", linewidth=1)
     axes.set(xlim=(0, max(each.length_s for each in runs.values())), ylim=(0, 1.03))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set(ylabel="device busy", xlabel=f"{SINCE}: the whole run")

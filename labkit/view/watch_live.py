@@ -106,11 +106,7 @@ class Watch(StandIn, LoopRecorder):
         if self._recorder is None or self._display is None:
             return
         show = self._display.final if now is None else self._display.line
-        try:
-            show(progress_line(self._recorder))
-        except Exception as error:  # a closed terminal must not end the recording
-            self._display = None
-            say(f"display stopped: {type(error).__name__}: {error}")
+        show(progress_line(self._recorder))
 
     def close(self, error: BaseException | None = None) -> None:
         """End the Run and show its diagnosis; `error` is what ended the loop, where one did."""

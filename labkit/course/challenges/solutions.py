@@ -47,7 +47,7 @@ def part_by_part(rank, ranks, mine, send, receive):
     others = [other for other in range(ranks) if other != rank]
     for other in others:
         send(other, parts[other])
-    total = sum((receive(other) for other in others), parts[rank])
+    total = parts[rank] + sum(receive(other) for other in others)
     for other in others:
         send(other, total)
     return torch.cat([total if each == rank else receive(each) for each in range(ranks)]) / ranks
