@@ -57,13 +57,13 @@ class LiveView(anywidget.AnyWidget):
         """Draw `before`'s utilization faintly behind; None removes it."""
         self.overlay = {} if before is None else live_frame(before.data)
 
-    def update(self, run: Run | Ranks, told: str = "") -> None:
-        """Show what it has done by now, or how it ended, which `told` says.
+    def update(self, run: Run | Ranks, ending: str = "") -> None:
+        """Show what it has done by now, or how it ended, in the words of `ending`.
 
         Once there are steps to be seen, that is done ten times a second at most.
         """
         began = time.monotonic()
-        if self.frame and run is self.run and not told and began < self.due:
+        if self.frame and run is self.run and not ending and began < self.due:
             return
         with self.hold_sync():  # one message to the browser
             if run is not self.run:
@@ -73,7 +73,7 @@ class LiveView(anywidget.AnyWidget):
             first = first_rank(run)
             if first.steps > self.frame.get("steps", 0):
                 self.frame = live_frame(first, self.serial)
-            self.status = told or live_line(first)
+            self.status = ending or live_line(first)
         self.due = began + max(FRAME_S, (time.monotonic() - began) / SHARE)
 
     def __repr__(self) -> str:
@@ -92,14 +92,13 @@ class RunDisplay(Display):
 
     def update(self, running: Run | Ranks) -> None:
         """Show what has been done by now; outside a notebook a run before this one is a line."""
-        over = None if running is self.run else self.run
-        self.run = running
         if self.handle is not None:
             self.view.update(running)
-            return
-        if over is not None:
-            self.final(repr(over))
-        self.line(live_line(first_rank(running)))
+        else:
+            if self.run not in (None, running):
+                self.final(repr(self.run))
+            self.line(live_line(first_rank(running)))
+        self.run = running
 
     def finish(self, result: Run | Ranks | Sweep) -> None:
         """Leave the figure of what came out, or the last run in a line."""

@@ -46,7 +46,6 @@ def live_frame(run: RunData, serial: int = 0) -> Frame:
         "length": run.length_s,
         "steps": run.steps,
         "warmup": run.warm_s,
-        "accumulationSteps": run.pipeline.accumulation_steps or 1,
         "means": {part: getattr(run, f"{part}_ms") or 0.0 for part in PARTS},
         "rows": rows.astype(np.float32).tobytes(),
         "curve": curve.astype(np.float32).tobytes(),

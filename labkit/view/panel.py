@@ -30,7 +30,7 @@ from labkit.results.log_reader import POLL_S
 from labkit.results.payload import Source
 from labkit.spec import KNOBS, Pipeline
 from labkit.view.live import LiveView, PanelAccess
-from labkit.view.rows_figure import plot_measured
+from labkit.view.rows_figure import plot_measurements
 from labkit.view.running import pipeline_with
 from labkit.view.style import Picture
 
@@ -89,7 +89,7 @@ class Panel(widgets.VBox):
         super().__init__([grid, buttons, *below, self.verdict, PanelAccess()])
         self.add_class("labkit-panel")
         for each in self.controls.values():
-            each.observe(self._at_home(self._changed), "value")
+            each.observe(self._at_home(self._on_change), "value")
         self._show_busy(False)
 
     def _at_home(self, act: Callable[[], object]) -> Callable[[object], object]:
@@ -166,7 +166,7 @@ class Panel(widgets.VBox):
         """Show a sentence of now; in alarm's colour where it is not `good`."""
         self.verdict.value = status_html(text, "verdict" if good else "verdict alarm")
 
-    def _changed(self) -> None:
+    def _on_change(self) -> None:
         """Say what the controls now ask for."""
 
     def _show_busy(self, busy: bool, in_cell: bool = False) -> None:
@@ -243,7 +243,7 @@ class PipelinePanel(Panel):
         super().__init__(controls, self.prediction, self.view)
         self.pipeline = pipeline
         self.runs: list[Run] = []  # oldest first
-        self._changed()
+        self._on_change()
 
     # What the controls say, and what has run
 
@@ -329,9 +329,9 @@ class PipelinePanel(Panel):
                 f"It came to {run.throughput:,.0f} samples/s. {self.expected}"
             )
         else:
-            self._changed()
+            self._on_change()
 
-    def _changed(self) -> None:
+    def _on_change(self) -> None:
         """Say at once what the controls would bring, or where they do not go together."""
         try:
             self.forecast(self.next_pipeline)
@@ -342,7 +342,7 @@ class PipelinePanel(Panel):
 class FunctionPanel(Panel):
     """Measures one more point of a function at a press, and draws it among those of its grid.
 
-    While a cell waits for the grid, it is told as a `Display` is.
+    While a cell waits for the grid, its progress is shown as by a `Display`.
     """
 
     PRESS = "Measure"
@@ -351,7 +351,7 @@ class FunctionPanel(Panel):
     due = 0.0  # when to draw again, s
 
     def __init__(self, grid: Grid, source: Source, drawing: dict, measurements: Measurements):
-        """Show the rows that a cell waits for; `drawing` as of `plot_measured`."""
+        """Show the rows that a cell waits for; `drawing` as of `plot_measurements`."""
         knobs = [knob_of(name, values, grid.name) for name, values in grid.values.items()]
         controls = {knob.name: control(knob, knob.default) for knob in knobs if knob}
         self.picture = widgets.HTML()
@@ -381,7 +381,7 @@ class FunctionPanel(Panel):
     def draw(self) -> Picture | None:
         """Draw the rows as far as they are there, also in words; return the picture."""
         rows = self.measurements.data
-        drawn = plot_measured(rows, **self.drawing)
+        drawn = plot_measurements(rows, **self.drawing)
         if drawn:
             self.picture.value = drawn.html(repr(rows))
         self.due = time.monotonic() + REDRAW_S

@@ -71,7 +71,7 @@ def plot(
     return figure
 
 
-def plot_measured(
+def plot_measurements(
     rows: MeasurementsData,
     x: str | None,
     y: str,

@@ -78,27 +78,24 @@ def draw_run(run: RunData, before: RunData | None = None, change: str = "") -> P
         draw_lanes(axes, dict(zip(LANES, spans, strict=True)), start, start + length_s)
         axes.set_title(f"{name}: {each.mark or each.machine.name}, {each.in_short}", loc="left")
     teeth[-1].set_xlabel(f"{SINCE}: the marked stretch below, enlarged")
-    _draw_whole(whole, runs, teeth[-1].get_xlim())
+    _draw_whole(whole, run, teeth[-1].get_xlim())
     _draw_mean_steps(mean_steps, runs)
     return figure
 
 
-def _draw_whole(axes: Axes, runs: Mapping[str, RunData], marked_s: tuple[float, float]) -> None:
+def _draw_whole(axes: Axes, run: RunData, marked_s: tuple[float, float]) -> None:
     """Draw utilization from the true intervals, the instruments' samples, warm-up and mean."""
-    run = runs["this run"]
     shares, edges = busy_curve(run)
     label = f"busy share of every {1e3 * edges[1]:.3g} ms"
     axes.stairs(shares, edges, fill=True, label=label, color=GREEN, alpha=0.4)
     seconds, samples = run.readings("gpu_now")  # a missing one is NaN: a gap
     if np.isfinite(samples).any():
         axes.plot(seconds, samples, ".-", markersize=2.5, linewidth=0.8, label="nvidia-smi (NVML)")
-    if "before" in runs:
-        axes.stairs(*busy_curve(runs["before"]), color=INK, label="before")
     axes.axvspan(0, run.warm_s, label="warm-up, left out", color=INK, alpha=0.3)
     axes.axvspan(*marked_s, facecolor="none", edgecolor=INK)
     mean = run.utilization or 0.0
     axes.axhline(mean, label=f"mean: {run.busy_text}", color=INK, linestyle="--", linewidth=1)
-    axes.set(xlim=(0, max(each.length_s for each in runs.values())), ylim=(0, 1.03))
+    axes.set(xlim=(0, run.length_s), ylim=(0, 1.03))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set(ylabel="device busy", xlabel=f"{SINCE}: the whole run")
     legend_above(axes)
@@ -126,12 +123,10 @@ def draw_ranks(ranks: RanksData, bottleneck: str) -> Figure:
     if times is None:
         return page(f"{count}, no numbers", notes)[0]
     title = f"{count}: {ranks.throughput:,.0f} samples/s together; bottleneck: {bottleneck}"
-    rows = times.rename(index=lambda rank: f"rank {rank}", columns=RANK_PARTS)
-    widths = rows.loc[:, [*RANK_PARTS.values()]]
-    figure = draw_stacks(title, notes, widths, "share of wall time, warm-up left out")
-    figure.axes[0].set_xlim(0, 1)
-    figure.axes[0].xaxis.set_major_formatter(PercentFormatter(1))
-    return figure
+    rows = 100 * times.rename(index=lambda rank: f"rank {rank}", columns=RANK_PARTS)
+    return draw_stacks(
+        title, notes, rows[[*RANK_PARTS.values()]], "% of the wall time after warm-up"
+    )
 
 
 @our_style

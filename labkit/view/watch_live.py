@@ -13,7 +13,7 @@ from typing import Any
 from labkit.api import Run
 from labkit.instruments.hangs import say
 from labkit.process import folders, launcher
-from labkit.view.display import Display, remember, told_of
+from labkit.view.display import Display, loop_summary, remember
 from labkit.watching import run_folders
 from labkit.watching.passes import StandIn, WatchedIterator, check_iterable
 from labkit.watching.recorder import Recorder
@@ -168,7 +168,7 @@ def leave(display: Display, run: Run) -> None:
         return
     found = run.diagnose()
     if display.handle is None:
-        display.final(told_of(run.data, found, TO_TRY))
+        display.final(loop_summary(run.data, found, TO_TRY))
         return
     from IPython.display import display as show
 

@@ -1,6 +1,6 @@
 """The challenges that are answered with settings, and judged by a run of them."""
 
-from labkit.course.challenge import Goal, KnobChallenge
+from labkit.course.challenge import Goal, KnobChallenge, speedup_over
 from labkit.instruments.loader_knobs import in_flight
 from labkit.spec import Pipeline
 
@@ -17,7 +17,7 @@ FIRST = KnobChallenge(
     start=NETWORK,
     example=NETWORK.but(num_workers=6),
     free=("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
-    faster=1.7,
+    goals=lambda run: [speedup_over(NETWORK, run, 1.7)],
 )
 
 FEED = KnobChallenge(
@@ -31,8 +31,10 @@ FEED = KnobChallenge(
     start=NETWORK,
     example=NETWORK.but(num_workers=3),
     free=("num_workers", "prefetch_factor"),
-    faster=1.7,
-    goals=lambda run: [Goal("workers", run.pipeline.num_workers, "most", 3)],
+    goals=lambda run: [
+        speedup_over(NETWORK, run, 1.7),
+        Goal("workers", run.pipeline.num_workers, "most", 3),
+    ],
 )
 
 SMALL = Pipeline(dataset="sleep", depth=1, seconds=None, xray=False)
@@ -60,9 +62,9 @@ RIDE_OVER = KnobChallenge(
     start=STALLS,
     example=STALLS.but(prefetch_factor=14),
     free=("prefetch_factor",),
-    faster=1.6,
     goals=lambda run: [
-        Goal("num_workers * prefetch_factor", in_flight(vars(run.pipeline)), "most", 64)
+        speedup_over(STALLS, run, 1.6),
+        Goal("num_workers * prefetch_factor", in_flight(vars(run.pipeline)), "most", 64),
     ],
 )
 
