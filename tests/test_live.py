@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from labkit import Run
-from labkit.view import PARTS
 from labkit.view.display import OVER, in_notebook
 from labkit.view.live import LiveView, RunDisplay
+from labkit.view.style import PARTS
 
 MS = 1_000_000
 

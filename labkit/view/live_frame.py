@@ -46,10 +46,15 @@ def live_frame(run: RunData, serial: int = 0) -> Frame:
         "length": run.length_s,
         "steps": run.steps,
         "warmup": run.warm_s,
-        "means": {part: getattr(run, f"{part}_ms") or 0.0 for part in PARTS},
+        "means": mean_step(run),
         "rows": rows.astype(np.float32).tobytes(),
         "curve": curve.astype(np.float32).tobytes(),
     }
+
+
+def mean_step(run: RunData) -> dict[str, float]:
+    """Return how long the mean step took, ms, by part."""
+    return {part: getattr(run, f"{part}_ms") or 0.0 for part in PARTS}
 
 
 def busy_curve(run: RunData) -> tuple[np.ndarray, np.ndarray]:

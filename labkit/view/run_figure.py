@@ -25,7 +25,7 @@ from labkit.results.run_data import RunData
 from labkit.results.templates import template
 from labkit.text import counted
 from labkit.view import PARTS
-from labkit.view.live_frame import busy_curve
+from labkit.view.live_frame import busy_curve, mean_step
 from labkit.view.rows_figure import plot
 from labkit.view.style import (
     GREEN,
@@ -103,14 +103,11 @@ def _draw_whole(axes: Axes, run: RunData, marked_s: tuple[float, float]) -> None
 
 def _draw_mean_steps(axes: Axes, runs: Mapping[str, RunData]) -> None:
     """Draw the mean step of each run by part."""
-    spent = {
-        f"{name}: {each.step_ms:.3g} ms": {
-            label: getattr(each, f"{part}_ms") or 0.0 for part, (label, _) in PARTS.items()
-        }
-        for name, each in runs.items()
-    }
-    body = {"compute": "loop body"} if runs["this run"].watched else {}  # copies included
-    stack(axes, pandas.DataFrame(spent).T.rename(columns=body))
+    means = {f"{name}: {each.step_ms:.3g} ms": mean_step(each) for name, each in runs.items()}
+    names = {part: name for part, (name, _) in PARTS.items()}
+    if runs["this run"].watched:
+        names["compute"] = "loop body"  # copies included
+    stack(axes, pandas.DataFrame(means).T.rename(columns=names))
     axes.set_xlabel("ms of the mean step: what the device did, or waited for (warm-up left out)")
 
 

@@ -22,8 +22,9 @@ from labkit.view import FIGURE_TEXT, PARTS
 # Of text and lines: a grey of 4.9 to 1 against white and 3.8 to 1 against JupyterLab's dark page
 INK = "#707070"
 # Colours that are told apart with colour-blind eyes too (Okabe and Ito; the purple is Paul Tol's)
-LINES = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#E69F00", "#56B4E9", INK)
-BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = LINES[:-1]  # without grey
+BLUE, VERMILION, SKY = "#0072B2", "#D55E00", "#56B4E9"
+ORANGE, PURPLE, GREEN, _ = (colour for _, colour in PARTS.values())
+LINES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK)
 # Of what is stacked or has a lane; any other has the next of LINES, and a lane the blue
 COLOURS = {
     **dict(PARTS.values()),
