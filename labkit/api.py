@@ -64,7 +64,7 @@ class Run(LiveResult[RunData], RunData):
         return Comparison(other.data, self.data)
 
     def plot(self, before: RunData | None = None) -> Figure:
-        """Draw the run; the utilization and the mean step of `before` beside it, where given."""
+        """Draw the run; some steps and the mean step of `before` beside it, where given."""
         from labkit.view.run_figure import draw_run
 
         return Comparison(before.data, self.data).plot() if before else draw_run(self.data)

@@ -64,7 +64,7 @@ BLOCK = f"""() => {{
 PREDICTED = """(panel) => new Promise((done) => {
     const handle = panel.querySelector(".noUi-handle"), pressed = performance.now();
     new MutationObserver((_changes, itself) => {
-        if (!panel.querySelector(".labkit-bars").textContent.includes("Prediction")) return;
+        if (!panel.querySelector(".labkit-prediction").textContent.includes("Prediction")) return;
         itself.disconnect();
         requestAnimationFrame(() => done((performance.now() - pressed) / 1000));
     }).observe(panel, {childList: true, subtree: true});
@@ -306,7 +306,9 @@ def test_the_canvas_has_the_final_height_from_the_start_and_tells_and_zooms_by_i
     x = box["x"] + 0.4 * box["width"]
     teeth = box["y"] + 80
     page.mouse.move(x, teeth)
-    expect(view).to_have_attribute("data-said", re.compile(r"step \d+: .* ms, busy .*wait .*copy"))
+    expect(view).to_have_attribute(
+        "data-read-out", re.compile(r"step \d+: .* ms, busy .*wait .*copy")
+    )
     page.mouse.down()
     page.mouse.move(x + 100, teeth, steps=4)
     page.mouse.up()

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from labkit import Run
-from labkit.view import style
 from labkit.view.display import OVER, in_notebook
 from labkit.view.live import LiveView, RunDisplay
+from labkit.view.style import PARTS
 
 MS = 1_000_000
 
@@ -73,7 +73,7 @@ def test_a_frame_holds_the_true_busy_intervals(trained):
 
 
 def test_the_canvas_has_the_colours_of_the_figures():
-    for part, (name, colour) in style.PARTS.items():
+    for part, (name, colour) in PARTS.items():
         assert f'{part}: ["{name}", "{colour}"]' in LiveView._esm
 
 

@@ -80,9 +80,9 @@ def test_a_control_holds_its_knobs_default_and_cannot_send_what_the_knob_refuses
 
 def test_a_panel_starts_from_a_pipeline_and_follows_its_controls():
     shown = lk.panel(QUICK, knobs=["num_workers", "prefetch_factor"], batch_size=8)
-    assert shown.asked == QUICK.but(batch_size=8) and shown.run is None
+    assert shown.next_pipeline == QUICK.but(batch_size=8) and shown.run is None
     shown.controls["num_workers"].value = 3
-    assert shown.asked.num_workers == 3
+    assert shown.next_pipeline.num_workers == 3
     text = shown._repr_mimebundle_()["text/plain"]  # for a viewer without widgets
     assert text == "labkit panel for num_workers, prefetch_factor"
     with pytest.raises(ValueError, match="did you mean 'num_workers'"):
@@ -117,18 +117,18 @@ def run_recorded(shown, name):
 
 
 def test_a_moved_slider_says_what_to_expect_and_a_run_how_right_that_was():
-    assert "Run once" in with_runs().bars.value
+    assert "Run once" in with_runs().prediction.value
     shown = with_runs("workers-0")
     shown.controls["num_workers"].value = 6
     found = lk.predict(shown.run, num_workers=6)
-    assert str(found) in shown.bars.value
+    assert str(found) in shown.prediction.value
     assert shown.view.expected[1] == found.utilization
     came = run_recorded(shown, "workers-6")
-    assert f"It came to {came.throughput:,.0f} samples/s. {found}" in shown.bars.value
+    assert f"It came to {came.throughput:,.0f} samples/s. {found}" in shown.prediction.value
     assert "(num_workers 0 → 6): 4.95x faster" in shown.verdict.value
     assert shown.run_of(num_workers=0) is shown.runs[0] and not shown.run_button.disabled
     shown.controls["batch_size"].value = 256
-    assert "cannot predict: the effect of batch_size was not measured" in shown.bars.value
+    assert "cannot predict: the effect of batch_size was not measured" in shown.prediction.value
 
 
 # -- run, follow, stop ---------------------------------------------------------------------------
@@ -138,12 +138,12 @@ def test_knobs_that_do_not_go_together_are_explained_and_start_nothing():
     async def scenario():
         shown = played()
         shown.controls["prefetch_factor"].value = 4
-        assert "prefetch_factor=4 needs loader workers" in shown.bars.value
+        assert "prefetch_factor=4 needs loader workers" in shown.prediction.value
         shown.start()
         await ended(shown)
         assert "needs loader workers" in shown.verdict.value and shown.runs == []
         shown.controls["num_workers"].value = 1
-        assert "go together" not in shown.bars.value
+        assert "go together" not in shown.prediction.value
 
     asyncio.run(scenario())
 

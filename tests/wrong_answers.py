@@ -9,7 +9,7 @@ import time
 import torch
 from torch.nn.functional import cross_entropy
 
-from labkit.course.challenges import code
+from labkit.course.challenges import solutions
 
 KNOBS = {
     "00-first": {"cheat: no storage wait": {"io_ms": 0.0}},
@@ -83,6 +83,6 @@ CODE = {
     "12-cache": {"copied each time": Concatenated, "cheat: only the new ones": NewOnes},
     "09-all-reduce": {"cheat: a blackboard": blackboard},
     "10-gap": {
-        "cheat: always the loader": lambda lanes: (code.largest_gap(lanes)[0], "DataLoader")
+        "cheat: always the loader": lambda lanes: (solutions.largest_gap(lanes)[0], "DataLoader")
     },
 }  # fmt: skip

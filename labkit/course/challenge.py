@@ -10,42 +10,43 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from labkit.api import Run, launch
 from labkit.results.result import Result, Table
 from labkit.spec import Pipeline
 
 TRIES: Counter[str] = Counter()  # of each challenge
-FASTER = "samples/s over the baseline's"
 KIND = "The answer is a dict of changes or a Pipeline"
 
 Answer = Callable[..., Any]  # the user's function or class
-Check = Callable[[Answer], Mapping[str, float]]
 
 
-@dataclass(frozen=True)
-class Goal:
-    """A number that an answer is judged by, and what it has to be at least, or at most."""
+class Goal(NamedTuple):
+    """What was measured of an answer, and what it has to be at least, or at most."""
 
     what: str  # as the user sees it: "samples/s over the baseline's"
+    measured: float | None
     at: Literal["least", "most"]
     limit: float
 
-    def met(self, value: float | None) -> bool:
-        """Return whether `value` is on the right side of the limit; a missing number is not."""
-        if value is None:
+    @property
+    def is_met(self) -> bool:
+        """Whether it is on the right side of the limit; a missing number is not."""
+        if self.measured is None:
             return False
-        return value >= self.limit if self.at == "least" else value <= self.limit
+        return self.measured >= self.limit if self.at == "least" else self.measured <= self.limit
 
-    def judged(self, value: float | None) -> str:
-        """Say whether it is met, and what was measured."""
-        measured = "nothing" if value is None else f"{value:.4g}"
-        is_met = "yes" if self.met(value) else "no"
+    def __str__(self) -> str:
+        measured = "nothing" if self.measured is None else f"{self.measured:.4g}"
+        is_met = "yes" if self.is_met else "no"
         return f"{is_met}: {self.what}: at {self.at} {self.limit:g}; measured {measured}"
+
+
+Goals = Sequence[Goal]
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,31 +68,29 @@ class Verdict(Result):
         return Table([(line,) for line in self.lines], title=title, foot=[hint])
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Challenge:
     """One challenge: read it, `.check(answer)` it, ask for the `.solution()` after a try."""
 
     key: str  # "02-feed": notebook and name
-    _: KW_ONLY
     hints: tuple[str, ...]
     example: Pipeline | Answer  # of an answer that passes
 
     text = ""  # the task
     rules = ""  # the kind of answer that is expected, and what it may change
 
-    def attempt(self, answer: object) -> Mapping[Goal, float | None]:
+    def attempt(self, answer: object) -> Goals:
         """Try an answer; raises ValueError where it is none, or fails."""
         raise NotImplementedError
 
     def check(self, answer: object) -> Verdict:
         """Run the answer apart from the kernel and judge it. `...` stands for no answer yet."""
-        if answer is None or answer is ...:
+        if answer is ...:
             return Verdict(self.key, False, ("No answer yet.",))
         TRIES[self.key] += 1
         try:
-            measured = self.attempt(answer)
-            passed = all(goal.met(value) for goal, value in measured.items())
-            lines = tuple(goal.judged(value) for goal, value in measured.items())
+            goals = self.attempt(answer)
+            passed, lines = all(goal.is_met for goal in goals), tuple(map(str, goals))
         except Exception as problem:  # whatever the user's answer raises
             passed, lines = False, (str(problem),)
         hint = "" if passed else self.hints[min(TRIES[self.key], len(self.hints)) - 1]
@@ -109,16 +108,14 @@ class Challenge:
         return f"Challenge {self.key}: {self.text}\n{self.rules}"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class KnobChallenge(Challenge):
     """Answered with `start` in which knobs of `free` are changed: a spec, or a dict of changes."""
 
-    _: KW_ONLY
     text: str
     start: Pipeline
     free: tuple[str, ...]
-    faster: float | None = None  # a multiple of the samples/s of `start`
-    goals: Mapping[Goal, Callable[[Run], float | None]] = field(default_factory=dict)
+    goals: Callable[[Run], Goals]
 
     @property
     def rules(self) -> str:
@@ -135,14 +132,9 @@ class KnobChallenge(Challenge):
             raise ValueError(f"Only {', '.join(self.free)} may change, or it is not the same work.")
         return spec
 
-    def attempt(self, answer: object) -> Mapping[Goal, float | None]:
-        """Run the answer, and once in a session the baseline."""
-        run = run_of(self.spec(answer))
-        measured = {goal: of(run) for goal, of in self.goals.items()}
-        if self.faster is not None:
-            speedup = run.compare(baseline(self.start)).speedup
-            measured[Goal(FASTER, "least", self.faster)] = speedup
-        return measured
+    def attempt(self, answer: object) -> Goals:
+        """Run the answer."""
+        return self.goals(run_of(self.spec(answer)))
 
 
 def run_of(spec: Pipeline) -> Run:
@@ -156,45 +148,48 @@ def run_of(spec: Pipeline) -> Run:
 baseline = cache(run_of)  # this session's run of what was given
 
 
+def speedup_over(start: Pipeline, run: Run, least: float) -> Goal:
+    """Return the goal to train at least so many times as fast as `start`, once run in a session."""
+    speedup = run.compare(baseline(start)).speedup
+    return Goal("samples/s over the baseline's", speedup, "least", least)
+
+
 @dataclass(frozen=True, repr=False)
 class CodeChallenge(Challenge):
-    """Answered with a function or a class, which `numbers_of` tries out on the bench.
+    """Answered with a function or a class, which `trial` tries out on the bench.
 
-    That returns a number for each goal, by its `what`, and its docstring poses the challenge. It
-    raises ValueError where the answer does other work than the task asks for.
+    Its docstring poses the challenge. It raises ValueError where the answer does other work than
+    the task asks for.
     """
 
-    numbers_of: Check
-    _: KW_ONLY
-    goals: tuple[Goal, ...]
+    trial: Callable[[Answer], Goals]
 
     @property
     def text(self) -> str:
         """The task."""
-        return inspect.getdoc(self.numbers_of) or ""
+        return inspect.getdoc(self.trial) or ""
 
     @property
     def rules(self) -> str:
         """A function or a class, as the example is."""
         return f"The answer is a {'class' if isinstance(self.example, type) else 'function'}."
 
-    def attempt(self, answer: object) -> Mapping[Goal, float | None]:
+    def attempt(self, answer: object) -> Goals:
         """Try the answer out in a process of its own."""
         if not callable(answer):
             raise ValueError(f"{self.rules} This is {type(answer).__name__}.")
-        measured = self.on_the_bench(answer)
-        return {goal: measured[goal.what] for goal in self.goals}
+        return self.on_the_bench(answer)
 
-    def on_the_bench(self, answer: Answer) -> Mapping[str, float]:
+    def on_the_bench(self, answer: Answer) -> Goals:
         """Return what is measured of an answer; raises ValueError where that fails."""
         from labkit.view.measuring import measure
 
-        numbers_of = self.numbers_of
+        trial = self.trial
 
         def exercise(_bench: object) -> dict[str, object]:
-            return {"measured": numbers_of(answer)}
+            return {"goals": trial(answer)}
 
         row = measure(exercise, wait=False).wait_or_raise().rows.iloc[0]
         if row["error"]:
             raise ValueError(row["error"])
-        return row["measured"]
+        return [Goal(*goal) for goal in row["goals"]]

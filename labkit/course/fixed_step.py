@@ -20,8 +20,8 @@ def load_item(pixels, index, labels):
     return pixels, labels[index]
 
 
-def packed(image):
-    """Return an image as it travels to the device."""
+def pack(image):
+    """Return an image in the form in which it travels to the device."""
     return image
 
 
@@ -33,7 +33,7 @@ def to_device(images, device):
     return images.to(device, non_blocking=True)
 
 
-def normalized(images):
+def normalize(images):
     """Return images less the pixels' mean, over their deviation."""
     full = 1 if images.dtype == torch.uint8 else 255
     return (images.float() * full - MEAN) / DEVIATION

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import filecmp
 import importlib.util
 import os
 import shutil
@@ -20,16 +19,14 @@ FIRST = "00_start_here.ipynb"
 
 @dataclass(frozen=True, repr=False)
 class Lab(Result):
-    """The course in a folder of the reader's: its files that are new there, and those kept."""
+    """The course in a folder of the reader's, and its files that are new there."""
 
     folder: str
     copied: list[str]
-    kept: list[str]  # the reader's own, other than the course's
 
     def table(self) -> Table:
-        """Return what was copied, in one line, and what was not."""
-        kept = [f"kept as you have it: {name}" for name in self.kept]
-        return Table((), title=f"{self.folder}: {len(self.copied)} files copied", foot=kept)
+        """Return what was copied, in one line."""
+        return Table((), title=f"{self.folder}: {len(self.copied)} files copied")
 
 
 def course() -> Path:
@@ -43,19 +40,16 @@ def copy_course(folder: str | os.PathLike[str]) -> Lab:
 
     Raises OSError where nothing can be written there.
     """
-    copied, kept = [], []
+    copied = []
 
     def copy(source: str, target: str) -> None:
-        name = os.path.relpath(target, folder)
         if not os.path.exists(target):
             shutil.copyfile(source, target)
-            copied.append(name)
-        elif not filecmp.cmp(source, target, shallow=False):
-            kept.append(name)
+            copied.append(os.path.relpath(target, folder))
 
     ignored = shutil.ignore_patterns(*NOT_COPIED)
     shutil.copytree(course(), folder, ignore=ignored, copy_function=copy, dirs_exist_ok=True)
-    return Lab(os.path.abspath(folder), sorted(copied), sorted(kept))
+    return Lab(os.path.abspath(folder), sorted(copied))
 
 
 def open_lab(folder: str | os.PathLike[str]) -> int:

@@ -25,9 +25,9 @@ from labkit.spec import Pipeline
 FIXES = {
     "data": (),  # loader workers prepare batches beside the training loop
     "items": ("open_manifest", "load_item"),  # nothing parsed twice, no loop over pixels
-    "copies": ("packed", "to_device"),  # one pinned block of bytes a batch for lines of floats
+    "copies": ("pack", "to_device"),  # one pinned block of bytes a batch for lines of floats
     # whole-batch operations for Python loops, no .item() in every step
-    "launches": ("normalized", "cross_entropy"),
+    "launches": ("normalize", "cross_entropy"),
     "precision": (),  # autocast to 16 bits (bf16; fp16 on cards older than Ampere)
     "memory": ("Activation",),  # fused SiLU and optimizer, channels-last: fewer passes over memory
 }
@@ -63,7 +63,6 @@ class SlowScript:
             fix in self.fixes for fix in ("data", "copies", "precision", "memory")
         )
         return Pipeline(
-            dataset="jpeg",
             io_ms=0.0,
             augment=0,
             image_px=48,
@@ -100,7 +99,7 @@ def slow_script(*fixes: str, wait: bool = True, before: Run | None = None) -> Ru
     """
     from labkit.view import running
 
-    return running.started(slow_script, SlowScript(fixes), wait, before)
+    return running.start(slow_script, SlowScript(fixes), wait, before)
 
 
 def changed_code(fix: str) -> Script:

@@ -31,7 +31,7 @@ class Files:
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         pixels, _ = self.images[index]
         image, label = self.lines.load_item(pixels, index % IMAGE_COUNT, self.manifest)
-        return self.lines.packed(image), label
+        return self.lines.pack(image), label
 
 
 def plant(fixed: str, images: JpegFiles, trainer: Trainer) -> Files:
@@ -46,7 +46,7 @@ def plant(fixed: str, images: JpegFiles, trainer: Trainer) -> Files:
         return lines.to_device(images, trainer.device), labels.to(trainer.device)
 
     def inputs(images: torch.Tensor, labels: torch.Tensor) -> Batch:
-        return lines.normalized(images).to(memory_format=trainer.layout), labels
+        return lines.normalize(images).to(memory_format=trainer.layout), labels
 
     def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return lines.cross_entropy(logits.float(), targets)

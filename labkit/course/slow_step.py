@@ -28,8 +28,8 @@ def load_item(pixels, index, manifest):
     return torch.tensor(channels, dtype=torch.uint8), records[index].label
 
 
-def packed(image):
-    """Return an image as it travels to the device."""
+def pack(image):
+    """Return an image in the form in which it travels to the device."""
     return image.float() / 255
 
 
@@ -44,7 +44,7 @@ def to_device(images, device):
     return on_device
 
 
-def normalized(images):
+def normalize(images):
     """Return images less the pixels' mean, over their deviation."""
     full = 1 if images.dtype == torch.uint8 else 255
     batch = []

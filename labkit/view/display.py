@@ -60,7 +60,7 @@ class Display:
         self.handle.update(rich or Pretty(text))
 
 
-def told_of(run: RunData, verdict: Diagnosis, to_try: str, *more: str) -> str:
+def loop_summary(run: RunData, verdict: Diagnosis, to_try: str, *more: str) -> str:
     """Return what a watched loop leaves: its numbers, verdict, what `more` is known, its lines.
 
     `to_try` says how settings are tried, where they may help.

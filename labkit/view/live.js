@@ -23,7 +23,7 @@ function render({ model, el }) {
   const paint = () => {
     isAsked = 0;
     draw(page.canvas, model, view);
-    page.root.dataset.said = view.readOut; // what tests read
+    page.root.dataset.readOut = view.readOut; // what tests read
     page.root.dataset.zoom = view.zoom?.map((s) => s.toFixed(4)) ?? "";
   };
   const redraw = () => (isAsked ||= requestAnimationFrame(paint));
@@ -51,18 +51,11 @@ function render({ model, el }) {
     view.before = readFrame(model.get("overlay"));
     redraw();
   };
-  const resize = () => {
-    const height = model.get("height"); // at the figure's full width, whose shape it then has
-    page.root.style.aspectRatio = height ? `900 / ${height}` : "";
-    page.root.style.minHeight = height ? "auto" : "";
-    redraw();
-  };
   const listeners = {
     "change:frame": takeNextFrame,
     "change:expected": redraw,
     "change:overlay": takeBefore,
     "change:status": sayStatus,
-    "change:height": resize,
   };
   for (const [names, listener] of Object.entries(listeners)) model.on(names, listener);
   const sized = new ResizeObserver(redraw);
@@ -71,7 +64,6 @@ function render({ model, el }) {
   themed.observe(document.body, { attributes: true });
   listenOn(page.canvas, view, redraw);
   sayStatus();
-  resize();
   takeFrame();
   takeBefore();
   return () => {

@@ -15,7 +15,7 @@ import traitlets
 
 from labkit.api import Ranks, Run, Sweep
 from labkit.results.ranks import RanksData
-from labkit.view import FIGURE_PX, FIGURE_TEXT
+from labkit.view import FIGURE_TEXT
 from labkit.view.display import Display
 from labkit.view.live_frame import live_frame, live_line
 
@@ -48,7 +48,6 @@ class LiveView(anywidget.AnyWidget):
     status = traitlets.Unicode("").tag(sync=True)
     # busy share, 0 to 1, as predicted: low end, value, high end; empty for none
     expected = traitlets.List().tag(sync=True)
-    height = traitlets.Int(0).tag(sync=True)  # px, at a width of 900; 0: as the style sheet says
 
     run: Run | Ranks | None = None  # that is drawn
     serial = 0  # of the run: the page forgets the steps of the one before
@@ -58,13 +57,13 @@ class LiveView(anywidget.AnyWidget):
         """Draw `before`'s utilization faintly behind; None removes it."""
         self.overlay = {} if before is None else live_frame(before.data)
 
-    def update(self, run: Run | Ranks, told: str = "") -> None:
-        """Show what it has done by now, or how it ended, which `told` says.
+    def update(self, run: Run | Ranks, ending: str = "") -> None:
+        """Show what it has done by now, or how it ended, in the words of `ending`.
 
         Once there are steps to be seen, that is done ten times a second at most.
         """
         began = time.monotonic()
-        if self.frame and run is self.run and not told and began < self.due:
+        if self.frame and run is self.run and not ending and began < self.due:
             return
         with self.hold_sync():  # one message to the browser
             if run is not self.run:
@@ -74,7 +73,7 @@ class LiveView(anywidget.AnyWidget):
             first = first_rank(run)
             if first.steps > self.frame.get("steps", 0):
                 self.frame = live_frame(first, self.serial)
-            self.status = told or live_line(first)
+            self.status = ending or live_line(first)
         self.due = began + max(FRAME_S, (time.monotonic() - began) / SHARE)
 
     def __repr__(self) -> str:
@@ -87,22 +86,19 @@ class RunDisplay(Display):
     def __init__(self, before: Run | None = None):
         self.before = before
         self.run: Run | Ranks | None = None
-        self.view = LiveView(height=FIGURE_PX[before is not None])
+        self.view = LiveView()
         self.view.show_before(before)
         super().__init__(self.view)
 
     def update(self, running: Run | Ranks) -> None:
-        """Show what has been done by now; a run before this one stays as a line, or faintly."""
-        over = None if running is self.run else self.run
-        self.run = running
+        """Show what has been done by now; outside a notebook a run before this one is a line."""
         if self.handle is not None:
-            if isinstance(over, Run):
-                self.view.show_before(over)
             self.view.update(running)
-            return
-        if over is not None:
-            self.final(repr(over))
-        self.line(live_line(first_rank(running)))
+        else:
+            if self.run not in (None, running):
+                self.final(repr(self.run))
+            self.line(live_line(first_rank(running)))
+        self.run = running
 
     def finish(self, result: Run | Ranks | Sweep) -> None:
         """Leave the figure of what came out, or the last run in a line."""

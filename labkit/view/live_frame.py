@@ -9,10 +9,10 @@ import numpy as np
 from labkit.results.log_data import LogData
 from labkit.results.run_data import RunData
 from labkit.stamps.step_classes import split_steps
+from labkit.view import PARTS
 
 STEPS_SHOWN = 400  # at most: the busy time of each and the gap after it have two pixels each
 USUAL_WINDOW_S = 2.0
-PARTS = ("wait", "copy", "compute", "other")
 Frame = dict[str, Any]
 
 
@@ -35,7 +35,7 @@ def live_frame(run: RunData, serial: int = 0) -> Frame:
     split_ms = np.pad(1e3 * split_steps(stamps), ((1, 0), (0, 0)), constant_values=np.nan)
     rows = np.column_stack([stamps - start_s, split_ms[:, :3], split_ms[:, 3:].sum(axis=1)])
     rows = rows[rows[:, 5] >= 0][-STEPS_SHOWN:]
-    shares, edges = binned(run)
+    shares, edges = busy_curve(run)
     curve = np.column_stack([(edges[:-1] + edges[1:]) / 2, 100 * shares])
     return {
         "serial": serial,
@@ -46,14 +46,18 @@ def live_frame(run: RunData, serial: int = 0) -> Frame:
         "length": run.length_s,
         "steps": run.steps,
         "warmup": run.warm_s,
-        "accumulationSteps": run.pipeline.accumulation_steps or 1,
-        "means": {part: getattr(run, f"{part}_ms") or 0.0 for part in PARTS},
+        "means": mean_step(run),
         "rows": rows.astype(np.float32).tobytes(),
         "curve": curve.astype(np.float32).tobytes(),
     }
 
 
-def binned(run: RunData) -> tuple[np.ndarray, np.ndarray]:
+def mean_step(run: RunData) -> dict[str, float]:
+    """Return how long the mean step took, ms, by part."""
+    return {part: getattr(run, f"{part}_ms") or 0.0 for part in PARTS}
+
+
+def busy_curve(run: RunData) -> tuple[np.ndarray, np.ndarray]:
     """Return a run's utilization in equal bins, and their edges, s.
 
     A bin has three steps or more: finer ones would show single teeth, aliased.

@@ -1,6 +1,6 @@
 // What the live view is drawn with: colours, a pen, an axis.
 
-const PARTS = { // as in style.py
+const PARTS = { // as in __init__.py
   wait: ["waiting for data", "#E69F00"],
   copy: ["copy", "#AA4499"],
   compute: ["compute", "#009E73"],

@@ -30,7 +30,7 @@ from labkit.results.log_reader import POLL_S
 from labkit.results.payload import Source
 from labkit.spec import KNOBS, Pipeline
 from labkit.view.live import LiveView, PanelAccess
-from labkit.view.rows_figure import plot_measured
+from labkit.view.rows_figure import plot_measurements
 from labkit.view.running import pipeline_with
 from labkit.view.style import Picture
 
@@ -65,12 +65,12 @@ def panel(
 
 
 class Panel(widgets.VBox):
-    """What every panel has; a kind of panel says what is started (`_once`) and what is shown."""
+    """What every panel has; a kind of panel says what a press does (`_work`) and what is shown."""
 
     PRESS: ClassVar[str]  # the button's name
     INSTEAD: ClassVar[str]  # what to do where no widgets show
 
-    task: asyncio.Task[None] | None = None  # held, or it might be collected
+    task: asyncio.Task[None] | None = None  # referred to here, or it might be collected
     is_stopping = False
 
     def __init__(self, controls: Mapping[str, Any], *below: widgets.Widget):
@@ -80,30 +80,34 @@ class Panel(widgets.VBox):
         self.run_button = widgets.Button(
             description=self.PRESS, icon="play", button_style="primary"
         )
-        self.run_button.on_click(lambda _button: self._at_home(self.start))
+        self.run_button.on_click(self._at_home(self.start))
         self.stop_button = widgets.Button(description="Stop", icon="stop")
-        self.stop_button.on_click(lambda _button: self._at_home(self.stop))
+        self.stop_button.on_click(self._at_home(self.stop))
         self.verdict = widgets.HTML()
         grid = widgets.GridBox([*self.controls.values()])
         buttons = widgets.HBox([self.run_button, self.stop_button])
         super().__init__([grid, buttons, *below, self.verdict, PanelAccess()])
         self.add_class("labkit-panel")
         for each in self.controls.values():
-            each.observe(lambda _change: self._at_home(self._changed), "value")
+            each.observe(self._at_home(self._on_change), "value")
         self._show_busy(False)
 
-    def _at_home(self, act: Callable[[], object]) -> None:
-        """Do it in the panel's own thread: at once from there, else once its loop is free."""
-        if self.home is None or self.home is running_loop():
-            act()
-        else:
-            self.home.call_soon_threadsafe(act)
+    def _at_home(self, act: Callable[[], object]) -> Callable[[object], object]:
+        """Return a handler that acts in the panel's thread: at once, or when its loop is free."""
+
+        def handle(_event: object) -> None:
+            if self.home is None or self.home is running_loop():
+                act()
+            else:
+                self.home.call_soon_threadsafe(act)
+
+        return handle
 
     @property
     def values(self) -> Settings:
         """The controls' values by name."""
-        chosen = {name: each.value for name, each in self.controls.items()}
-        return {name: None if value == NONE else value for name, value in chosen.items()}
+        values = {name: each.value for name, each in self.controls.items()}
+        return {name: None if value == NONE else value for name, value in values.items()}
 
     # Run and Stop: one thing at a time, in a task, so that the kernel stays free
 
@@ -113,13 +117,13 @@ class Panel(widgets.VBox):
         return self.task is not None and not self.task.done()
 
     def start(self) -> None:
-        """Start what the controls ask for and follow it, unless something is going on."""
+        """Do the work that the controls ask for, unless some is going on."""
         if self.home is None:
             self.say(f"The buttons need a notebook. {self.INSTEAD}", good=False)
         elif not self.running:
             self.is_stopping = False
             self._show_busy(True)
-            self.task = self.home.create_task(self._guarded())
+            self.task = self.home.create_task(self._try_work())
 
     def stop(self) -> None:
         """Ask what goes on to stop; the panel says so at once and shows what it did by then."""
@@ -142,27 +146,27 @@ class Panel(widgets.VBox):
         finally:
             await asyncio.to_thread(ended)
 
-    async def _guarded(self) -> None:
-        """Do what was asked for, and say what went wrong: in a task nobody would see it."""
+    async def _try_work(self) -> None:
+        """Do the work, and say what went wrong: in a task nobody would see it."""
         try:
             await asyncio.sleep(SETTLE_S)
-            await self._once()
+            await self._work()
         except Exception as error:
             self.say(f"{type(error).__name__}: {error}", good=False)
         finally:
             self._show_busy(False)
 
-    async def _once(self) -> None:
-        """Do what was asked for, from the press of the button to the last figure."""
+    async def _work(self) -> None:
+        """Do what a press asks for, up to the last figure."""
         raise NotImplementedError
 
     # What is shown
 
     def say(self, text: str, good: bool = True) -> None:
         """Show a sentence of now; in alarm's colour where it is not `good`."""
-        self.verdict.value = said(text, "verdict" if good else "verdict alarm")
+        self.verdict.value = status_html(text, "verdict" if good else "verdict alarm")
 
-    def _changed(self) -> None:
+    def _on_change(self) -> None:
         """Say what the controls now ask for."""
 
     def _show_busy(self, busy: bool, in_cell: bool = False) -> None:
@@ -174,17 +178,17 @@ class Panel(widgets.VBox):
         return f"labkit panel for {', '.join(self.controls)}"
 
     def _ipython_display_(self) -> None:
-        of_7 = getattr(super(), "_ipython_display_", None)  # of ipywidgets 7, which Colab has
-        of_7() if of_7 else display(self._repr_mimebundle_(), raw=True)
+        show = getattr(super(), "_ipython_display_", None)  # of ipywidgets 7, which Colab has
+        show() if show else display(self._repr_mimebundle_(), raw=True)
         fallback = FALLBACK.format(self.INSTEAD)
         display({"text/html": fallback, "text/plain": ""}, raw=True)
         # The first press is then as quick as the others
         threading.Thread(target=launcher.stand_by, daemon=True).start()
 
 
-def said(text: str, look: str = "") -> str:
-    """Return a sentence as HTML that a screen reader tells when it changes."""
-    return f"<div class='labkit-said {look}' role='status'>{html.escape(text)}</div>"
+def status_html(text: str, look: str = "") -> str:
+    """Return a sentence as HTML that a screen reader reads out when it changes."""
+    return f"<div class='labkit-status {look}' role='status'>{html.escape(text)}</div>"
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
@@ -228,23 +232,23 @@ class PipelinePanel(Panel):
     INSTEAD = "Where no widgets show, use labkit.run(): it leaves a picture and a table."
 
     launch = staticmethod(launch)
-    before: Run | None = None  # the last with numbers when a run began
-    expected: Prediction | None = None  # of that run
+    before: Run | None = None  # the last one with numbers when the last run began
+    expected: Prediction | None = None  # of the last run
 
     def __init__(self, pipeline: Pipeline, knobs: Sequence[str]):
         controls = {name: control(KNOBS[name], getattr(pipeline, name)) for name in knobs}
-        self.bars = widgets.HTML()
-        self.bars.add_class("labkit-bars")
+        self.prediction = widgets.HTML()
+        self.prediction.add_class("labkit-prediction")
         self.view = LiveView()
-        super().__init__(controls, self.bars, self.view)
+        super().__init__(controls, self.prediction, self.view)
         self.pipeline = pipeline
         self.runs: list[Run] = []  # oldest first
-        self._changed()
+        self._on_change()
 
-    # What is asked, and what has run
+    # What the controls say, and what has run
 
     @property
-    def asked(self) -> Pipeline:
+    def next_pipeline(self) -> Pipeline:
         """The pipeline that Run would start; raises ValueError where the controls conflict."""
         return self.pipeline.but(**self.values)
 
@@ -253,10 +257,10 @@ class PipelinePanel(Panel):
         """The last run, which may still be going on; None before the first."""
         return self.runs[-1] if self.runs else None
 
-    def measured(self, asked: Pipeline | None = None) -> Run | None:
-        """Return the last run that has numbers, or that of what was `asked`; None without one."""
+    def with_numbers(self, pipeline: Pipeline | None = None) -> Run | None:
+        """Return the last run, or the last of `pipeline`, that has numbers; None without one."""
         for run in reversed(self.runs):
-            if not run.running and run.throughput is not None and asked in (None, run.asked):
+            if not run.running and run.throughput is not None and pipeline in (None, run.asked):
                 return run
         return None
 
@@ -268,30 +272,29 @@ class PipelinePanel(Panel):
         Where Run was not pressed for it, it is measured now, in this panel. Raises ValueError on
         a bad value.
         """
-        asked = self.pipeline.but(**values)
+        pipeline = self.pipeline.but(**values)
         if self.running and self.run:
             self.run.wait()
-        known = self.measured(asked)
-        if known is not None:
-            return known
+        if run := self.with_numbers(pipeline):
+            return run
         self._show_busy(True, in_cell=True)
         try:
-            run = self._begin(asked).wait(each=self.view.update)
+            run = self._begin(pipeline).wait(each=self.view.update)
             self._show(run)
         finally:
             self._show_busy(False)
         return run
 
-    async def _once(self) -> None:
-        run = self._begin(self.asked)
+    async def _work(self) -> None:
+        run = self._begin(self.next_pipeline)
         await self.follow(run, self.view.update)
         self._show(run)
 
-    def _begin(self, asked: Pipeline) -> Run:
-        """Start what is asked; keep the last run with numbers, and what is expected."""
-        run = self.launch(asked)
-        self.before = self.measured()
-        self.expected = self.forecast(asked)
+    def _begin(self, pipeline: Pipeline) -> Run:
+        """Start a run; keep the last one with numbers, and what is expected of this one."""
+        run = self.launch(pipeline)
+        self.before = self.with_numbers()
+        self.expected = self.forecast(pipeline)
         self.view.show_before(self.before)
         self.say("Running …")
         self.runs.append(run)
@@ -299,18 +302,18 @@ class PipelinePanel(Panel):
 
     # What is shown
 
-    def forecast(self, asked: Pipeline) -> Prediction | None:
-        """Say and draw what is expected of `asked` from the last run, and return it; 30 ms."""
-        before = self.measured()
-        old = (before.asked if before else asked).to_dict()
-        moved = {name: value for name, value in asked.to_dict().items() if value != old[name]}
-        found = predict(before, **moved) if before and moved else None
+    def forecast(self, pipeline: Pipeline) -> Prediction | None:
+        """Say and draw what is expected of `pipeline` from the last run, and return it; 30 ms."""
+        before = self.with_numbers()
+        old = (before.asked if before else pipeline).to_dict()
+        moved = {name: value for name, value in pipeline.to_dict().items() if value != old[name]}
+        expected = predict(before, **moved) if before and moved else None
         self.view.expected = []
-        if found and found.utilization_range:
-            least, most = found.utilization_range
-            self.view.expected = [least, found.utilization, most]
-        self.bars.value = said(str(found or UNMOVED))
-        return found
+        if expected and expected.utilization_range:
+            least, most = expected.utilization_range
+            self.view.expected = [least, expected.utilization, most]
+        self.prediction.value = status_html(str(expected or UNMOVED))
+        return expected
 
     def _show(self, run: Run) -> None:
         """Show how `run` ended, what differs from the one before, and what had been expected."""
@@ -322,29 +325,33 @@ class PipelinePanel(Panel):
         lines += [f"{knob} was not applied: {why}." for knob, why in run.not_applied.items()]
         self.say("\n".join(lines), good=not run.error)
         if run.throughput and self.expected:
-            self.bars.value = said(f"It came to {run.throughput:,.0f} samples/s. {self.expected}")
+            self.prediction.value = status_html(
+                f"It came to {run.throughput:,.0f} samples/s. {self.expected}"
+            )
         else:
-            self._changed()
+            self._on_change()
 
-    def _changed(self) -> None:
+    def _on_change(self) -> None:
         """Say at once what the controls would bring, or where they do not go together."""
         try:
-            self.forecast(self.asked)
+            self.forecast(self.next_pipeline)
         except ValueError as error:
-            self.bars.value = said(f"These do not go together: {error}")
+            self.prediction.value = status_html(f"These do not go together: {error}")
 
 
 class FunctionPanel(Panel):
     """Measures one more point of a function at a press, and draws it among those of its grid.
 
-    While a cell waits for the grid, it is told as a `Display` is.
+    While a cell waits for the grid, its progress is shown as by a `Display`.
     """
 
     PRESS = "Measure"
     INSTEAD = "Where no widgets show, change the values in the cell and run it again."
 
-    def __init__(self, grid: Grid, source: Source, drawing: dict, measured: Measurements):
-        """Show the rows of `measured`, which a cell waits for; `drawing` as of `plot_measured`."""
+    due = 0.0  # when to draw again, s
+
+    def __init__(self, grid: Grid, source: Source, drawing: dict, measurements: Measurements):
+        """Show the rows that a cell waits for; `drawing` as of `plot_measurements`."""
         knobs = [knob_of(name, values, grid.name) for name, values in grid.values.items()]
         controls = {knob.name: control(knob, knob.default) for knob in knobs if knob}
         self.picture = widgets.HTML()
@@ -352,8 +359,7 @@ class FunctionPanel(Panel):
         self.grid = grid
         self.source = source
         self.drawing = drawing
-        self.measured = measured  # the grid's rows, and those that were added
-        self.due = time.monotonic() + REDRAW_S  # when to draw again
+        self.measurements = measurements  # the grid's rows, and those that were added
         self.add_class("labkit-function")
         self._show_busy(True, in_cell=True)
         display(self)
@@ -365,7 +371,7 @@ class FunctionPanel(Panel):
             self.draw()
 
     def final(self, text: str) -> None:
-        """Show all rows and a `text`, store the picture, and hand over the controls."""
+        """Show all rows and a `text`, store the picture, and enable the controls."""
         drawn = self.draw()
         self.say(f"{text}. Set other values and press Measure, or edit the cell.")
         if drawn:
@@ -374,14 +380,14 @@ class FunctionPanel(Panel):
 
     def draw(self) -> Picture | None:
         """Draw the rows as far as they are there, also in words; return the picture."""
-        rows = self.measured.data
-        drawn = plot_measured(rows, **self.drawing)
+        rows = self.measurements.data
+        drawn = plot_measurements(rows, **self.drawing)
         if drawn:
             self.picture.value = drawn.html(repr(rows))
         self.due = time.monotonic() + REDRAW_S
         return drawn
 
-    async def _once(self) -> None:
+    async def _work(self) -> None:
         """Measure the point that the controls ask for, and add it to the picture and the rows."""
         values = {name: values[0] for name, values in self.grid.values.items()} | self.values
         what = as_typed(values)
@@ -389,7 +395,7 @@ class FunctionPanel(Panel):
         point = replace(self.grid, values={name: [value] for name, value in values.items()})
         added = launch(point, source=self.source)
         await self.follow(added, lambda _added: None)
-        self.measured.add(added)
+        self.measurements.add(added)
         self.draw()
         why = added.error or added.mistake
         self.say(f"{what}: {why or added.numbers}", good=not why)
@@ -400,11 +406,11 @@ def knob_of(name: str, values: Sequence[Any], function: str) -> Knob | None:
 
     None where its values cannot be listed, such as tensors.
     """
-    told = f"an argument of {function}()"
+    help_text = f"an argument of {function}()"
     kinds = {type(value) for value in values}
     if kinds <= {int, float}:
         kind = "float" if float in kinds else "int"
         high = max(1, FURTHER * max(values))
-        return Knob(name, kind, values[0], told, low=min(1, *values), high=high)
+        return Knob(name, kind, values[0], help_text, low=min(1, *values), high=high)
     is_listed = kinds <= {str, int, float, bool, type(None)}
-    return Knob(name, "str", values[0], told, choices=tuple(values)) if is_listed else None
+    return Knob(name, "str", values[0], help_text, choices=tuple(values)) if is_listed else None

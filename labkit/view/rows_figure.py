@@ -12,7 +12,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from labkit.bench.grid import TIMED
 from labkit.results.measurements import UNITS, MeasurementsData, short
-from labkit.view.style import INK, LINES, Picture, drawable, legend_above, our_style, page
+from labkit.view.style import INK, LINES, Picture, figure_text, legend_above, our_style, page
 
 Rows = pandas.DataFrame | MeasurementsData
 
@@ -51,9 +51,9 @@ def plot(
     """
     if log not in LOGS:
         raise ValueError(f"log={log!r} is not allowed: use 'x', 'y', 'xy', '' or None.")
-    drawn = _tidied(rows, x, y, by)
+    drawn = _rows_to_draw(rows, x, y, by)
     if beside is not None:
-        drawn = pandas.concat([drawn, _tidied(beside, x, y, by, True)], ignore_index=True)
+        drawn = pandas.concat([drawn, _rows_to_draw(beside, x, y, by, True)], ignore_index=True)
     drawn["colour"] = np.take(LINES, pandas.factorize(drawn["key"])[0], mode="wrap")
     is_lines = _is_number(drawn["x"])
     height = LINES_IN if is_lines else BAR_IN * len(drawn) + AROUND_IN
@@ -71,7 +71,7 @@ def plot(
     return figure
 
 
-def plot_measured(
+def plot_measurements(
     rows: MeasurementsData,
     x: str | None,
     y: str,
@@ -99,7 +99,7 @@ def plot_measured(
     return plot(rows, x, y, by if by in table else None, title=title, **more)
 
 
-def _tidied(
+def _rows_to_draw(
     table: Rows, x: str, y: str, by: str | None, is_beside: bool = False
 ) -> pandas.DataFrame:
     """Return what is drawn of a table, as it is now, in a row for each of its rows.
@@ -119,7 +119,7 @@ def _tidied(
             raise ValueError(f"No column {column!r}; there are: {', '.join(table.columns)}.")
     own = table.reset_index(drop=True)
     columns = {
-        "x": own[x] if _is_number(own[x]) else own[x].map(str).map(drawable),
+        "x": own[x] if _is_number(own[x]) else own[x].map(str).map(figure_text),
         "y": own[y],
         "error": own.get("error", ""),
         "spread": own.get(f"iqr_{y}"),
@@ -130,7 +130,7 @@ def _tidied(
     rows = pandas.DataFrame(columns).astype({"y": float, "spread": float}).fillna({"error": ""})
     if by in own:
         what = f"{by} ".replace("_", " ") if _is_number(own[by]) else ""  # "batch size 64"
-        rows["key"] = own[by].map(lambda value: drawable(f"{what}{value}"))
+        rows["key"] = own[by].map(lambda value: figure_text(f"{what}{value}"))
     if "source" in own:
         rows["origin"] = "published by " + own["source"].replace(GITHUB, r"\1", regex=True)
     named = rows["key"] + ", " + rows["origin"]

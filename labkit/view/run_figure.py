@@ -24,13 +24,12 @@ from labkit.results.ranks import RanksData, delays_of
 from labkit.results.run_data import RunData
 from labkit.results.templates import template
 from labkit.text import counted
-from labkit.view import FIGURE_PX
-from labkit.view.live_frame import binned
+from labkit.view import PARTS
+from labkit.view.live_frame import busy_curve, mean_step
 from labkit.view.rows_figure import plot
 from labkit.view.style import (
     GREEN,
     INK,
-    PARTS,
     Picture,
     draw_lanes,
     legend_above,
@@ -40,6 +39,7 @@ from labkit.view.style import (
 )
 
 WINDOW_STEPS = 10  # of the slower run, in the stretch that is enlarged; of two runs half as many
+FIGURE_IN = 7.2  # height of a run's figure; the live view has its shape (see live.css)
 TEETH, WHOLE, STEP = 1.1, 1.4, 0.25  # heights of the axes, relative to each other
 AROUND_IN, ROW_IN = 1.0, 0.3  # heights of what is around stacks, and of each, inches
 AROUND_LANES_IN, LANE_IN = 0.5, 0.26
@@ -55,21 +55,21 @@ RANK_PARTS = {  # part of RankTimes: its name, as stacked
 
 
 @our_style
-def draw_run(run: RunData, before: RunData | None = None, brought: str = "") -> Picture:
-    """Draw `run`; where given, `before` beside it, and what a change `brought` in the title.
+def draw_run(run: RunData, before: RunData | None = None, change: str = "") -> Picture:
+    """Draw `run`; where given, `before` beside it, and what a `change` brought in the title.
 
-    A run too short to have numbers gets a figure that says so, and why.
+    A run too short to have numbers gets a figure that says so, and why; one before is left out.
     """
-    runs = {"this run": run} if before is None else {"before": before, "this run": run}
-    notes = [f"{name}: {each!r}" for name, each in runs.items() if each.utilization is None]
+    notes = [repr(run), run.machine.line]
     if run.utilization is None:
         why = "utilization needs two steps or more, without the warm-up, and the device's own times"
-        return page(f"Nothing to draw: {why}.", [*notes, run.machine.line])[0]
-    title = f"{brought}{run.in_short}"
-    runs = {name: each for name, each in runs.items() if each.utilization is not None}
+        return page(f"Nothing to draw: {why}.", notes)[0]
+    runs = {"this run": run}
+    if before and before.utilization is not None:
+        runs = {"before": before, **runs}
     heights = [*[TEETH] * len(runs), WHOLE, STEP * len(runs)]
-    notes += [repr(run), run.machine.line]
-    figure, [*teeth, whole, mean_steps] = page(title, notes, heights, FIGURE_PX[before is not None])
+    title = f"{change}{run.in_short}"
+    figure, [*teeth, whole, mean_steps] = page(title, notes, heights, FIGURE_IN)
     steps_s = WINDOW_STEPS / len(runs) * max(each.step_ms or 0.0 for each in runs.values()) / 1e3
     length_s = min(steps_s, *(each.length_s - each.warm_s for each in runs.values()))
     for axes, (name, each) in zip(teeth, runs.items(), strict=True):
@@ -78,29 +78,24 @@ def draw_run(run: RunData, before: RunData | None = None, brought: str = "") -> 
         draw_lanes(axes, dict(zip(LANES, spans, strict=True)), start, start + length_s)
         axes.set_title(f"{name}: {each.mark or each.machine.name}, {each.in_short}", loc="left")
     teeth[-1].set_xlabel(f"{SINCE}: the marked stretch below, enlarged")
-    _draw_whole(whole, runs, teeth[-1].get_xlim())
+    _draw_whole(whole, run, teeth[-1].get_xlim())
     _draw_mean_steps(mean_steps, runs)
     return figure
 
 
-def _draw_whole(axes: Axes, runs: Mapping[str, RunData], marked_s: tuple[float, float]) -> None:
+def _draw_whole(axes: Axes, run: RunData, marked_s: tuple[float, float]) -> None:
     """Draw utilization from the true intervals, the instruments' samples, warm-up and mean."""
-    run = runs["this run"]
-    shares, edges = binned(run)
+    shares, edges = busy_curve(run)
     label = f"busy share of every {1e3 * edges[1]:.3g} ms"
     axes.stairs(shares, edges, fill=True, label=label, color=GREEN, alpha=0.4)
     seconds, samples = run.readings("gpu_now")  # a missing one is NaN: a gap
     if np.isfinite(samples).any():
         axes.plot(seconds, samples, ".-", markersize=2.5, linewidth=0.8, label="nvidia-smi (NVML)")
-    if "before" in runs:
-        axes.stairs(*binned(runs["before"]), color=INK, label="before")
     axes.axvspan(0, run.warm_s, label="warm-up, left out", color=INK, alpha=0.3)
     axes.axvspan(*marked_s, facecolor="none", edgecolor=INK)
     mean = run.utilization or 0.0
-    axes.axhline(mean, color=INK, linestyle="--", linewidth=1)
-    place = {"transform": axes.get_yaxis_transform(), "va": "center", "weight": "bold"}
-    axes.text(1.01, mean, f"mean\n{run.busy_text}", **place)
-    axes.set(xlim=(0, max(each.length_s for each in runs.values())), ylim=(0, 1.03))
+    axes.axhline(mean, label=f"mean: {run.busy_text}", color=INK, linestyle="--", linewidth=1)
+    axes.set(xlim=(0, run.length_s), ylim=(0, 1.03))
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.set(ylabel="device busy", xlabel=f"{SINCE}: the whole run")
     legend_above(axes)
@@ -108,14 +103,11 @@ def _draw_whole(axes: Axes, runs: Mapping[str, RunData], marked_s: tuple[float, 
 
 def _draw_mean_steps(axes: Axes, runs: Mapping[str, RunData]) -> None:
     """Draw the mean step of each run by part."""
-    spent = {
-        f"{name}: {each.step_ms:.3g} ms": {
-            label: getattr(each, f"{part}_ms") or 0.0 for part, (label, _) in PARTS.items()
-        }
-        for name, each in runs.items()
-    }
-    body = {"compute": "loop body"} if runs["this run"].watched else {}  # copies included
-    stack(axes, pandas.DataFrame(spent).T.rename(columns=body))
+    means = {f"{name}: {each.step_ms:.3g} ms": mean_step(each) for name, each in runs.items()}
+    names = {part: name for part, (name, _) in PARTS.items()}
+    if runs["this run"].watched:
+        names["compute"] = "loop body"  # copies included
+    stack(axes, pandas.DataFrame(means).T.rename(columns=names))
     axes.set_xlabel("ms of the mean step: what the device did, or waited for (warm-up left out)")
 
 
@@ -128,12 +120,10 @@ def draw_ranks(ranks: RanksData, bottleneck: str) -> Figure:
     if times is None:
         return page(f"{count}, no numbers", notes)[0]
     title = f"{count}: {ranks.throughput:,.0f} samples/s together; bottleneck: {bottleneck}"
-    rows = times.rename(index=lambda rank: f"rank {rank}", columns=RANK_PARTS)
-    widths = rows.loc[:, [*RANK_PARTS.values()]]
-    figure = draw_stacks(title, notes, widths, "share of wall time, warm-up left out")
-    figure.axes[0].set_xlim(0, 1)
-    figure.axes[0].xaxis.set_major_formatter(PercentFormatter(1))
-    return figure
+    rows = 100 * times.rename(index=lambda rank: f"rank {rank}", columns=RANK_PARTS)
+    return draw_stacks(
+        title, notes, rows[[*RANK_PARTS.values()]], "% of the wall time after warm-up"
+    )
 
 
 @our_style

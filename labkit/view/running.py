@@ -50,7 +50,7 @@ def run(
         before: A run to draw faintly behind this one.
         **knobs: Changes to `pipeline`, as in `pipeline.but(...)`; a bad one is a ValueError.
     """
-    return started(run, pipeline_with(pipeline, knobs), wait, before)
+    return start(run, pipeline_with(pipeline, knobs), wait, before)
 
 
 def distributed(
@@ -74,7 +74,7 @@ def distributed(
         wait, **knobs: As in `lk.run`.
     """
     each = pipeline_with(pipeline, knobs)
-    return started(distributed, Distributed(each, ranks, no_sync, starve or {}), wait)
+    return start(distributed, Distributed(each, ranks, no_sync, starve or {}), wait)
 
 
 def sweep(pipeline: Pipeline | None = None, **knobs: object) -> Sweep:
@@ -99,7 +99,7 @@ def sweep(pipeline: Pipeline | None = None, **knobs: object) -> Sweep:
     return swept
 
 
-def started(
+def start(
     function: Callable[..., object],
     spec: Any,
     wait: bool,
@@ -163,7 +163,7 @@ def tune(
         max_workers=max_workers,
         seconds=seconds,
     )
-    return searched(tune, search)
+    return show_search(tune, search)
 
 
 def tune_script(
@@ -188,7 +188,7 @@ def tune_script(
         folder = Path.cwd()
         if in_copy:
             folder = shutil.copytree(folder, Path(scratch, "copy"), symlinks=True)
-        return searched(tune, script_tuner(command, seconds=seconds, budget=budget, cwd=folder))
+        return show_search(tune, script_tuner(command, seconds=seconds, budget=budget, cwd=folder))
 
 
 def improve(pipeline: Pipeline | None = None) -> Tuning:
@@ -206,10 +206,10 @@ def improve(pipeline: Pipeline | None = None) -> Tuning:
         ValueError: Something cannot be run, and why.
         RuntimeError: The starting point cannot be measured, with the reason.
     """
-    return searched(improve, improver(pipeline or Pipeline()))
+    return show_search(improve, improver(pipeline or Pipeline()))
 
 
-def searched(function: Callable[..., object], search: Search) -> Tuning:
+def show_search(function: Callable[..., object], search: Search) -> Tuning:
     """Show a search until it has ended: a table of its trials, and below it the run that goes on.
 
     A terminal has a line for each run.
@@ -217,16 +217,16 @@ def searched(function: Callable[..., object], search: Search) -> Tuning:
     found = remember(function, search.found)
     display = Display()
 
-    def running(run: Run) -> None:
+    def show_run(run: Run) -> None:
         if display.due:
             now = live_line(run.data)
             display.line(now, found.table(now))
 
-    def judged(trial: Trial) -> None:
+    def show_trial(trial: Trial) -> None:
         display.final("; ".join(filter(None, found.row(trial))), found.table("going on"))
 
-    search.each = judged
-    search.bench.each = running
+    search.each = show_trial
+    search.bench.each = show_run
     try:
         search.run()
     except KeyboardInterrupt:

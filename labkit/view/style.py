@@ -17,20 +17,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from labkit.view import FIGURE_TEXT
+from labkit.view import FIGURE_TEXT, PARTS
 
 # Of text and lines: a grey of 4.9 to 1 against white and 3.8 to 1 against JupyterLab's dark page
 INK = "#707070"
 # Colours that are told apart with colour-blind eyes too (Okabe and Ito; the purple is Paul Tol's)
-LINES = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#E69F00", "#56B4E9", INK)
-BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = LINES[:-1]  # without grey
-# What a moment of a step is spent on: {part: (name, colour)}, in the order it happens
-PARTS = {
-    "wait": ("waiting for data", ORANGE),
-    "copy": ("copy", PURPLE),
-    "compute": ("compute", GREEN),
-    "other": ("other", "#BBBBBB"),
-}
+BLUE, VERMILION, SKY = "#0072B2", "#D55E00", "#56B4E9"
+ORANGE, PURPLE, GREEN, _ = (colour for _, colour in PARTS.values())
+LINES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK)
 # Of what is stacked or has a lane; any other has the next of LINES, and a lane the blue
 COLOURS = {
     **dict(PARTS.values()),
@@ -49,8 +43,7 @@ INSIDE = "#201800"  # of text in a bar
 
 SHARPNESS = 1.5  # pixels of a stored figure per CSS pixel: sharp enough, and small in the notebook
 PNG_COLOURS = 48  # of a stored figure
-WIDTH_IN = 9.0
-DPI = 100  # 900 pixels: the width of a notebook's cell
+WIDTH_IN = 9.0  # 900 pixels at matplotlib's own 100 an inch: the width of a notebook's cell
 LINE_IN = 0.2  # of title and notes
 TITLE_LENGTH = 100  # characters in a line of it
 NOTE_LENGTH = 140
@@ -108,18 +101,17 @@ def png_of(figure: Figure) -> bytes:
 
 
 def page(
-    title: str, notes: Iterable[str] = (), heights_in: Sequence[float] = (), height_px: int = 0
+    title: str, notes: Iterable[str] = (), heights_in: Sequence[float] = (), height_in: float = 0
 ) -> tuple[Picture, list[Axes]]:
     """Return a Picture with a title, axes below each other, and notes in small print below them.
 
-    The heights are in inches, with what stands around the axes; where the whole picture has a
-    `height_px`, they only say how the axes share it.
+    The heights are with what stands around the axes; where the whole picture has a `height_in`,
+    they only say how the axes share it.
     """
-    head = textwrap.fill(drawable(title), TITLE_LENGTH)
-    foot = "\n".join(textwrap.fill(drawable(note), NOTE_LENGTH) for note in notes if note)
-    height = sum(heights_in) + LINE_IN * f"{head}\n\n{foot}".count("\n")
-    size = WIDTH_IN, height_px / DPI or height
-    figure = Picture(figsize=size, dpi=DPI, layout="constrained")
+    head = textwrap.fill(figure_text(title), TITLE_LENGTH)
+    foot = "\n".join(textwrap.fill(figure_text(note), NOTE_LENGTH) for note in notes if note)
+    height = height_in or sum(heights_in) + LINE_IN * f"{head}\n\n{foot}".count("\n")
+    figure = Picture(figsize=(WIDTH_IN, height), layout="constrained")
     left = {"x": 0.01, "ha": "left"}
     figure.suptitle(head, size=10, weight="bold", **left)
     figure.supxlabel(foot, size=8, **left)
@@ -139,7 +131,7 @@ def legend_above(axes: Axes) -> None:
         axes.legend([*named.values()], [*named], **place)
 
 
-def drawable(text: str) -> str:
+def figure_text(text: str) -> str:
     """Make foreign text fit to draw: Europe's letters, one line, of bounded length."""
     shown = re.sub("[^ -~\xa0-\u04ff\u2010-\u2027\u2190-\u22ff]", "?", text)
     return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}…"

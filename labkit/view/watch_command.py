@@ -23,7 +23,7 @@ from labkit.results import saving
 from labkit.results.run_data import RunData
 from labkit.stamps.events import FILE_NAME, events_named, now_ns
 from labkit.tuning.script_bench import runnable
-from labkit.view.display import told_of
+from labkit.view.display import loop_summary
 from labkit.watching.headroom import TOO_SOON
 from labkit.watching.run_folders import (
     TELEMETRY,
@@ -33,8 +33,8 @@ from labkit.watching.run_folders import (
     telemetry_beside,
 )
 
-Found = dict[str, Any]
-"""What `labkit watch --json` prints; in `text` what is said without it, where a step was seen."""
+Report = dict[str, Any]
+"""What `labkit watch --json` prints; its `text` is what is printed without it."""
 WRAP = "Wrap what the loop goes over: `for batch in lk.watch(loader):`."
 # Why no step was recorded
 NO_HOOK = (
@@ -46,15 +46,15 @@ NO_LOOP = f"no loader seen here: no step of a loop over a DataLoader was recorde
 TO_TRY = "to try settings on it: labkit tune -- <the same command>"  # which may hold a secret
 
 
-def without_verdict(text: str, bottleneck: str | None = None) -> Found:
-    """Return what is said where no step was seen."""
-    nothing = dict.fromkeys(("headroom", "record"))
-    return nothing | {"bottleneck": bottleneck, "confidence": 0.0, "findings": [], "text": text}
+def no_verdict(text: str, bottleneck: str | None = None) -> Report:
+    """Return the report where no step was seen."""
+    found = {"bottleneck": bottleneck, "confidence": 0.0, "findings": []}
+    return found | {"headroom": None, "record": None, "text": text}
 
 
 def watch_script(
     command: list[str], quiet_stdout: bool = False, headroom: bool = False
-) -> tuple[Found, int]:
+) -> tuple[Report, int]:
     """Run `command` (a first "--" is left out) in our place; return the verdict and the exit code.
 
     A script that cannot be executed by itself, `train.py`, is run by our own Python. The code is,
@@ -76,7 +76,7 @@ def watch_script(
         folder = folders.new_run()
     except Exception as error:
         code = run_in_foreground(command, dict(os.environ), stdout)
-        found = without_verdict(f"not recorded: {error}")
+        report = no_verdict(f"not recorded: {error}")
     else:
         more = {"LABKIT_HEADROOM": "1"} if headroom else {}
         with HangWatch(partial(runs_with_telemetry, folder)) as hangs:
@@ -85,11 +85,12 @@ def watch_script(
         for file in folder.glob(f"*/{TELEMETRY}"):
             file.unlink(missing_ok=True)  # which ends it
         try:
-            found = judged(folder, start_ns, code, hangs.last and hangs.last[1], headroom)
+            hang = hangs.last[1]["text"] if hangs.last else ""
+            report = report_of(folder, start_ns, code, hang, headroom)
         except (Exception, KeyboardInterrupt) as error:  # the script is over: its exit code counts
             why = f"{type(error).__name__}: {error}"
-            found = without_verdict(f"the verdict failed ({why}); the script ran to its end.")
-    return found, code
+            report = no_verdict(f"the verdict failed ({why}); the script ran to its end.")
+    return report, code
 
 
 def runs_with_telemetry(folder: Path) -> list[Path]:
@@ -104,36 +105,35 @@ def runs_with_telemetry(folder: Path) -> list[Path]:
     return runs
 
 
-def judged(folder: Path, start_ns: int, code: int, hang: Found | None, headroom: bool) -> Found:
+def report_of(folder: Path, start_ns: int, code: int, hang: str, headroom: bool) -> Report:
     """Judge a script that has ended by what was recorded of it.
 
-    `hang` is what it hung in at last, if it did; `headroom`: it was asked for.
+    `hang` says what it hung in at last, if it did; `headroom`: it was asked for.
     """
     end_ns = now_ns()
     runs = runs_in(folder)
     if dropped := dropped_passes(runs):
-        return without_verdict(dropped, "input")
-    found = judge_runs(runs, start_ns, end_ns)
-    if found is not None:
-        return of_run(*found, headroom)
-    if hang is not None:
-        return without_verdict(f"before the first step was over, {hang['text']}")
+        return no_verdict(dropped, "input")
+    if verdict := judge_runs(runs, start_ns, end_ns):
+        return report_of_steps(*verdict, headroom)
+    if hang:
+        return no_verdict(f"before the first step was over, {hang}")
     why = why_nothing(folder)
     delete_run(folder)
     if code:
         name = exit_name(128 - code if code > 128 else code)
         why = f"the script failed ({name}) before a training step was seen."
-    return without_verdict(why)
+    return no_verdict(why)
 
 
-def of_run(run: RunData, verdict: Diagnosis, headroom: bool) -> Found:
-    """Return what is said of a script whose steps were seen."""
+def report_of_steps(run: RunData, verdict: Diagnosis, headroom: bool) -> Report:
+    """Return the report on a script whose steps were seen."""
     shares, replayed = shares_of(run), run.event("headroom")
     more = [f"whole time: {shares}"] if shares else []
     if headroom:
         more.append(replayed["text"] if replayed else TOO_SOON)
     return verdict.to_dict() | {
-        "text": told_of(run, verdict, TO_TRY, *more),
+        "text": loop_summary(run, verdict, TO_TRY, *more),
         "headroom": replayed,
         "record": str(run.path),
         "lines": [*map(asdict, lines_of(run).lines)],
@@ -150,20 +150,20 @@ def why_nothing(folder: Path) -> str:
     return NO_LOOP if (folder / "python").exists() else NO_HOOK
 
 
-def write_report(found: Found, path: str | None) -> None:
-    """Write what was found as a page of HTML, where a path is given; it replaces an earlier one.
+def write_report(report: Report, path: str | None) -> None:
+    """Write the report as a page of HTML, where a path is given; it replaces an earlier one.
 
     The script has run: what cannot be written is said, and changes neither verdict nor exit code.
     """
     if path is None:
         return
     try:
-        if found["record"] is None:
+        if report["record"] is None:
             raise ValueError("no training step was seen.")
         from labkit.view import run_figure  # with matplotlib, which a script does not wait for
 
-        run = RunData(Path(found["record"]))
+        run = RunData(Path(report["record"]))
         run.follow()
-        saving.save_text(path, run_figure.html_page(run, found["text"]), overwrite=True)
+        saving.save_text(path, run_figure.html_page(run, report["text"]), overwrite=True)
     except (OSError, ValueError) as error:
         say(f"{path} is not written: {error}", by="labkit watch")

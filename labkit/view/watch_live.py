@@ -13,7 +13,7 @@ from typing import Any
 from labkit.api import Run
 from labkit.instruments.hangs import say
 from labkit.process import folders, launcher
-from labkit.view.display import Display, remember, told_of
+from labkit.view.display import Display, loop_summary, remember
 from labkit.watching import run_folders
 from labkit.watching.passes import StandIn, WatchedIterator, check_iterable
 from labkit.watching.recorder import Recorder
@@ -106,11 +106,7 @@ class Watch(StandIn, LoopRecorder):
         if self._recorder is None or self._display is None:
             return
         show = self._display.final if now is None else self._display.line
-        try:
-            show(progress_line(self._recorder))
-        except Exception as error:  # a closed terminal must not end the recording
-            self._display = None
-            say(f"display stopped: {type(error).__name__}: {error}")
+        show(progress_line(self._recorder))
 
     def close(self, error: BaseException | None = None) -> None:
         """End the Run and show its diagnosis; `error` is what ended the loop, where one did."""
@@ -172,7 +168,7 @@ def leave(display: Display, run: Run) -> None:
         return
     found = run.diagnose()
     if display.handle is None:
-        display.final(told_of(run.data, found, TO_TRY))
+        display.final(loop_summary(run.data, found, TO_TRY))
         return
     from IPython.display import display as show
 

@@ -1,6 +1,6 @@
 """The challenges that are answered with settings, and judged by a run of them."""
 
-from labkit.course.challenge import Goal, KnobChallenge
+from labkit.course.challenge import Goal, KnobChallenge, speedup_over
 from labkit.instruments.loader_knobs import in_flight
 from labkit.spec import Pipeline
 
@@ -17,7 +17,7 @@ FIRST = KnobChallenge(
     start=NETWORK,
     example=NETWORK.but(num_workers=6),
     free=("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
-    faster=1.7,
+    goals=lambda run: [speedup_over(NETWORK, run, 1.7)],
 )
 
 FEED = KnobChallenge(
@@ -31,8 +31,10 @@ FEED = KnobChallenge(
     start=NETWORK,
     example=NETWORK.but(num_workers=3),
     free=("num_workers", "prefetch_factor"),
-    faster=1.7,
-    goals={Goal("workers", "most", 3): lambda run: run.pipeline.num_workers},
+    goals=lambda run: [
+        speedup_over(NETWORK, run, 1.7),
+        Goal("workers", run.pipeline.num_workers, "most", 3),
+    ],
 )
 
 SMALL = Pipeline(dataset="sleep", depth=1, seconds=None, xray=False)
@@ -60,10 +62,10 @@ RIDE_OVER = KnobChallenge(
     start=STALLS,
     example=STALLS.but(prefetch_factor=14),
     free=("prefetch_factor",),
-    faster=1.6,
-    goals={
-        Goal("num_workers * prefetch_factor", "most", 64): lambda run: in_flight(vars(run.pipeline))
-    },
+    goals=lambda run: [
+        speedup_over(STALLS, run, 1.6),
+        Goal("num_workers * prefetch_factor", in_flight(vars(run.pipeline)), "most", 64),
+    ],
 )
 
 WHOLE = SMALL.but(prep_ms=0.0, batch_size=1024, width=12, image_px=256, steps=1)
@@ -79,11 +81,11 @@ FIT = KnobChallenge(
     start=WHOLE,
     example=WHOLE.but(batch_size=64, accumulation_steps=16, steps=16),
     free=("batch_size", "accumulation_steps", "steps"),
-    goals={
-        Goal("samples an update", "least", 1024): (
-            lambda run: run.asked.batch_size * run.asked.accumulation_steps
+    goals=lambda run: [
+        Goal(
+            "samples an update", run.asked.batch_size * run.asked.accumulation_steps, "least", 1024
         ),
-        Goal("samples", "least", 1024): lambda run: run.samples,
-        Goal("peak memory, GiB", "most", 2.0): lambda run: run.peak_memory_gib,
-    },
+        Goal("samples", run.samples, "least", 1024),
+        Goal("peak memory, GiB", run.peak_memory_gib, "most", 2.0),
+    ],
 )
