@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
 from labkit.instruments import stack
-from labkit.instruments.before_calls import held
+from labkit.instruments.before_calls import attributes_of
 from labkit.stamps.events import EventLog
 from labkit.stamps.interrupts import OwnErrors
 
@@ -28,8 +28,8 @@ LEAST_GROWN = 32  # steps whose graphs are kept: fewer are no growth
 Batch: TypeAlias = Any  # whatever a collate function makes
 
 
-def unseen() -> contextlib.AbstractContextManager[object]:
-    """Keep what is asked of tensors within the block from the modes and classes of a user's."""
+def without_torch_modes() -> contextlib.AbstractContextManager[object]:
+    """Read tensors within the block past the user's modes and classes (`__torch_function__`)."""
     torch = sys.modules.get("torch")
     return torch._C.DisableTorchFunction() if torch else contextlib.nullcontext()
 
@@ -45,7 +45,7 @@ def parts_of(batch: Any) -> Collection[Any] | None:
     kind = type(batch)
     if getattr(kind, "__iter__", None) in (list.__iter__, tuple.__iter__):
         return batch
-    kept = held(batch)
+    kept = attributes_of(batch)
     mapping: Any = batch if issubclass(kind, dict) else kept.get("data")  # of a UserDict
     if issubclass(type(mapping), dict):
         return dict.values(mapping)

@@ -192,7 +192,7 @@ def peak_bytes(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
 
-def refused(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` means that memory ran out, as against any other failure."""
     return isinstance(error, MemoryError) or bool(REFUSED.search(str(error)))
 

@@ -27,13 +27,19 @@ OF_SCRIPTS = ("command", "loader", "unit", "ready_batches", "limit", "environmen
 BEFORE_IMPORTS = "# before NumPy, OpenCV and torch are imported; or set them in the shell"
 
 
+def thread_variables(knobs: Settings) -> dict[str, str]:
+    """Return the environment variables that set `library_threads`; {} where knobs have none."""
+    threads = knobs.get("library_threads")
+    return dict.fromkeys(THREADS, str(threads)) if threads else {}
+
+
 @dataclass(repr=False)
 class Tuning(Result):
     """The result of a search for settings: finished, interrupted or still going on."""
 
     source: str  # what was searched
     start: Settings
-    asked: Pipeline | None = None  # the pipeline searched; None for the user's own data
+    pipeline: Pipeline | None = None  # that was searched; None for the user's own data
     code: LoopCode = field(default_factory=LoopCode)  # how the user's script makes the loader
     machine: str = ""  # in one line
     tried: list[Trial] = field(default_factory=list)  # in the order of their first runs
@@ -87,13 +93,12 @@ class Tuning(Result):
     @property
     def environment(self) -> dict[str, str]:
         """The variables that a script is to be started with."""
-        threads = self.changes.get("library_threads")
-        return dict.fromkeys(THREADS, str(threads)) if threads else {}
+        return thread_variables(self.changes)
 
     @property
     def snippet(self) -> str:
         """What to change, as PyTorch to paste; a pipeline's goes into the script of `lk.script`."""
-        if self.asked:
+        if self.pipeline:
             lines = changed_lines(self.start, self.best) or loader_line(self.start)
         elif self.command:
             lines = self._script_lines()
@@ -140,7 +145,6 @@ class Tuning(Result):
             "trials": [
                 {
                     "changes": trial.changes,
-                    "knobs": trial.knobs,
                     "error": trial.error,
                     "throughput": trial.rate or None,
                     "gain": self._gain(trial),

@@ -58,10 +58,10 @@ class Kept:
     def again(self) -> object:
         """Return the next of them."""
         self.batches.rotate(-1)
-        return copied(self.batches[-1])
+        return shallow_copy(self.batches[-1])
 
 
-def copied(batch: Any) -> object:
+def shallow_copy(batch: Any) -> object:
     """Return a list or dict of tensors as one that a loop may change; all else as it is."""
     return batch.copy() if type(batch) in (list, dict) else batch
 
@@ -118,7 +118,7 @@ class Headroom(StandIn):
                 except StopIteration:
                     return
                 self.kept.keep(batch)
-                yield copied(batch)
+                yield shallow_copy(batch)
             else:
                 yield self.kept.again()
             step += 1

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from labkit.instruments.batch_contents import unseen
+from labkit.instruments.batch_contents import without_torch_modes
 from labkit.instruments.hangs import say
 from labkit.instruments.loader_hook import in_workers
 from labkit.stamps.events import now_ns
@@ -62,7 +62,7 @@ class Pass:
         if self.number != self.recorder.going and not self.is_new:
             return batch
         try:
-            with unseen():
+            with without_torch_modes():
                 if self.is_new:
                     self._learn(batch)
                 self.steps.begin(ready, *self.recorder.batches.size_of(batch))
@@ -86,7 +86,7 @@ class Pass:
     def _write(self, now: int) -> int:
         """Write the steps that are over; return when the next batch is asked for."""
         recorder = self.recorder
-        recorder.hand_over(now)
+        recorder.write_steps(now)
         if recorder.has_room() and now > recorder.beat_at:
             recorder.look(sys._getframe(2), now)
             if self.beat is not None:

@@ -20,8 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import quotas
 from labkit.instruments import loader_knobs, record_head
-from labkit.instruments.batch_contents import BatchFacts, Growth, dtype_of, largest_of, unseen
-from labkit.instruments.before_calls import held
+from labkit.instruments.batch_contents import (
+    BatchFacts,
+    Growth,
+    dtype_of,
+    largest_of,
+    without_torch_modes,
+)
+from labkit.instruments.before_calls import attributes_of
 from labkit.instruments.hangs import PROGRESS, HangWatch
 from labkit.instruments.loader_hook import Recording
 from labkit.instruments.loader_work import LoaderWork
@@ -118,7 +124,7 @@ class Recorder:
         An older pass ends here, though its iterator may not be dropped yet.
         """
         if self.going:
-            self.hand_over()
+            self.write_steps()
         self._write_pass(began_ns)
         self.epoch += 1
         self.began_ns = began_ns
@@ -146,7 +152,7 @@ class Recorder:
     def end_pass(self, how: str, error: BaseException | None = None) -> None:
         """End the pass that goes on, and write how; `error` is that of one which "failed"."""
         with OwnErrors():  # a device that was lost
-            self.hand_over()
+            self.write_steps()
         if how == "exhausted":
             self.log.write("done")
         self.drop_pass()
@@ -181,7 +187,9 @@ class Recorder:
     def feed_from(self, loader: object) -> None:
         """Note whose items it has now."""
         with contextlib.suppress(TypeError):  # a list
-            self.dataset = weakref.ref(held(loader_knobs.torch_loader(loader)).get("dataset"))
+            self.dataset = weakref.ref(
+                attributes_of(loader_knobs.torch_loader(loader)).get("dataset")
+            )
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step."""
@@ -191,10 +199,10 @@ class Recorder:
         if not self.has_begun:
             self.optimizer = self.optimizer or optimizer
 
-    def hand_over(self, now: int = 0) -> None:
+    def write_steps(self, now: int = 0) -> None:
         """Write the steps that have gathered."""
         if self.steps.next and not self.has_begun:
-            with unseen():
+            with without_torch_modes():
                 self._begin()
         self.steps.write(now)
 
@@ -203,7 +211,7 @@ class Recorder:
         weights: list[Any] = []
         dtype = None
         with OwnErrors():
-            groups = held(self.optimizer)["param_groups"]
+            groups = attributes_of(self.optimizer)["param_groups"]
             weights = [each for group in groups for each in group["params"]]
             dtype = dtype_of(largest_of(weights))
         self.optimizer = None  # it is the script's
@@ -247,7 +255,7 @@ class Recorder:
     def flush(self) -> None:
         """Write all that is known by now."""
         with OwnErrors():  # a device that was lost
-            self.hand_over()
+            self.write_steps()
             self.steps.finish()
         self.sampler.flush()
         if self.work is not None:

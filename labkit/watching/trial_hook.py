@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, TypedDict
 
-from labkit.instruments.before_calls import held
+from labkit.instruments.before_calls import attributes_of
 from labkit.instruments.loader_knobs import OF_WORKERS, length_of
 from labkit.knobs import Settings
 from labkit.watching.headroom import Kept
@@ -56,15 +56,15 @@ def install(module: ModuleType, text: str) -> None:
     @functools.wraps(iterate)
     def iterated(loader: Any) -> Iterator[object]:
         batches = iterate(loader)
-        if order["ready"] and held(loader).get(MADE) == order["site"]:
-            again = replayed(kept, batches._next_data, length_of(loader))
+        if order["ready"] and attributes_of(loader).get(MADE) == order["site"]:
+            again = replay(kept, batches._next_data, length_of(loader))
             batches._next_data = again.__next__
         return batches
 
     kind.__init__, kind.__iter__ = made, iterated
 
 
-def replayed(kept: Kept, live: Callable[[], object], length: int | None) -> Iterator[object]:
+def replay(kept: Kept, live: Callable[[], object], length: int | None) -> Iterator[object]:
     """Yield a loader's first batches, then these again and again: `length` in all."""
     for _ in itertools.count() if length is None else range(length):
         if not kept.is_full:
