@@ -81,14 +81,10 @@ def samples_in(batch: Any, batch_size: int | None) -> int | None:
     return next((count for count in counts if count is not None), len(parts) if is_list else None)
 
 
-def largest_of(arrays: Iterable[Any]) -> Any:
-    """Return the largest of some arrays; None where there is none."""
-    return max(arrays, key=lambda array: array.nbytes, default=None)
-
-
-def dtype_of(array: Any) -> str | None:
-    """Return the number format of an array, as "float32"; None of none."""
-    return None if array is None else str(array.dtype).removeprefix("torch.")
+def dtype_of(arrays: Iterable[Any]) -> str | None:
+    """Return the number format of the largest array, as "float32"; None where there is none."""
+    largest = max(arrays, key=lambda array: array.nbytes, default=None)
+    return None if largest is None else str(largest.dtype).removeprefix("torch.")
 
 
 def padding_of(batch: object) -> float | None:
@@ -135,9 +131,9 @@ class BatchFacts:
         with OwnErrors():
             shows = samples_in(batch, self.size) is not None
             self.unit = "samples" if shows or self.size else "batches"
-            largest = largest_of(arrays_in(batch))
-            self.dtype = dtype_of(largest)
-            self.on_gpu = type(largest).__module__ == "torch" and not largest.is_cpu
+            arrays = [*arrays_in(batch)]
+            self.dtype = dtype_of(arrays)
+            self.on_gpu = not all(getattr(each, "is_cpu", True) for each in arrays)
 
     def size_of(self, batch: object) -> tuple[int, int]:
         """Return the samples and bytes of a batch, and now and then look how much is padding."""

@@ -48,7 +48,11 @@ of_worker: list[LoaderWork] = []  # the one of this process, where it is a worke
 
 
 class InitFn:
-    """In the class of torch's iterators: what their workers begin with, and ours before it."""
+    """Stands in the class of torch's iterators for the attribute `_worker_init_fn`.
+
+    torch sets that when it makes an iterator, before it starts the workers, which call it. Where
+    the iterator is recorded it becomes a `WorkerStart`, which calls the loader's own in the end.
+    """
 
     def __set__(self, iterator: object, own: Any) -> None:
         kept = attributes_of(iterator)

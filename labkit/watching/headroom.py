@@ -104,7 +104,7 @@ class Headroom(StandIn):
         A pass that is `recorded` has none of the steps with kept batches in it.
         """
         step = began_ns = 0  # of a block
-        for _ in itertools.count() if length is None else range(length):
+        for _ in itertools.islice(itertools.count(), length):
             is_live = len(self.step_ns) % 2 == 0
             if recorded is not None and step == 0 and not is_live:
                 recorded.recorder.drop_pass()  # until it `is_new` again

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from labkit.instruments.batch_contents import without_torch_modes
@@ -29,11 +29,9 @@ class Pass:
 
     number = 0  # among the recorder's passes
 
-    def __init__(self, recorder: Recorder, beat: Callable[[int | None], None] | None = None):
-        """`beat` is called twice a second with the time, ns, and with None when it is over."""
+    def __init__(self, recorder: Recorder):
         self.recorder = recorder
         self.steps = recorder.steps
-        self.beat = beat
         self.is_new = True  # until its first batch is here, or the first after an error or a pause
         self.waits = False  # for a batch
         self.asked = 0  # when the loop asked for the last one
@@ -89,8 +87,7 @@ class Pass:
         recorder.write_steps(now)
         if recorder.has_room() and now > recorder.beat_at:
             recorder.look(sys._getframe(2), now)
-            if self.beat is not None:
-                self.beat(now)
+            recorder.each_beat(False)
         return now_ns()  # what this took is neither waiting nor body
 
     def end(self, how: str, error: BaseException | None = None) -> None:
@@ -100,8 +97,7 @@ class Pass:
             with OwnErrors():
                 recorder.end_pass(how, error)
                 self.is_new = True  # it may have failed, and be asked again
-                if self.beat is not None:
-                    self.beat(None)
+                recorder.each_beat(True)
 
     def _give_up(self, error: Exception) -> None:
         """Stop recording; the loop goes on."""
@@ -121,7 +117,7 @@ class WatchedIterator(Pass):
 
     iterator: Iterator[object]
 
-    def over(self, loader: Iterable[object]) -> Self:
+    def through(self, loader: Iterable[object]) -> Self:
         """Take its batches from a loader; the pass has failed where that has no iterator."""
         try:
             with in_workers(loader, self.recorder.next_recording()):

@@ -66,7 +66,7 @@ def install(module: ModuleType, text: str) -> None:
 
 def replay(kept: Kept, live: Callable[[], object], length: int | None) -> Iterator[object]:
     """Yield a loader's first batches, then these again and again: `length` in all."""
-    for _ in itertools.count() if length is None else range(length):
+    for _ in itertools.islice(itertools.count(), length):
         if not kept.is_full:
             try:
                 kept.keep(live())
