@@ -157,25 +157,22 @@ class Growth:
         self.least: dict[str, int] = {}  # by name: the fewest that it was seen with
         # Those that grow, as the `growth` event has them; `before` and `after`: of how many steps
         # they kept the graphs at first, and now
-        self.found: dict[str, dict[str, Any]] = {}
+        self.found: list[dict[str, Any]] = []
 
     def look(self, frame: FrameType | None, loop: CodeType | None) -> None:
         """Look at the frame of the code `loop`, which called what `frame` runs."""
         while frame is not None and frame.f_code is not loop:
             frame = frame.f_back
-        self.found = {}
-        for name, value in stack.variables(frame).items() if frame else ():
+        self.found = []
+        if frame is None:
+            return
+        code = frame.f_code
+        place = {"file": code.co_filename, "function": code.co_name, "line": frame.f_lineno}
+        for name, value in stack.variables(frame).items():
             size = _graphs_in(value)
             least = self.least[name] = min(size, self.least.get(name, size))
-            if frame is not None and size >= max(LEAST_GROWN, 2 * least):
-                self.found[name] = {
-                    "name": name,
-                    "before": least,
-                    "after": size,
-                    "file": frame.f_code.co_filename,
-                    "function": frame.f_code.co_name,
-                    "line": frame.f_lineno,
-                }
+            if size >= max(LEAST_GROWN, 2 * least):
+                self.found.append({"name": name, "before": least, "after": size, **place})
 
 
 def _graphs_in(value: Any) -> int:

@@ -73,12 +73,11 @@ def unused_gpu() -> str | None:
         pynvml.nvmlInit()
         name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
         facts = f"driver {pynvml.nvmlSystemGetDriverVersion()}, torch {torch.__version__}"
-        why = "torch gives no reason"
         try:
             torch.cuda.init()
         except Exception as error:
             why = str(error).strip().split("\n")[0].rstrip(".")
-        return f"{name} cannot be used: {why} ({facts}). Remedy: {INSTALL}"
+            return f"{name} cannot be used: {why} ({facts}). Remedy: {INSTALL}"
     return None
 
 

@@ -38,7 +38,7 @@ from labkit.tuning.search_result import Tuning, thread_variables
 from labkit.tuning.trial import Outcome, Trial, of_loader
 from labkit.watching.headroom import KEPT_BATCHES
 from labkit.watching.run_folders import folders_in, start, watched_environment
-from labkit.watching.trial_hook import Order
+from labkit.watching.trial_hook import LoaderChange
 
 CHANGED = set(LOADER_KNOBS) - {"batch_size"}
 FIRST_STEP_S = 60.0  # in which a training step has to be seen
@@ -69,7 +69,7 @@ class ScriptBench:
         self.each: Callable[[Run], object] | None = None  # a script's runs are not shown
         self.loop: RunData | None = None  # that was trained in the last run
         # What the first look says
-        self.site = ""  # "file:line" where the loader is made
+        self.made = ""  # "file:line" where the loader is made
         self.epochs: bool | None = None  # whether whole epochs are timed
 
     def look(self, tuning: Tuning) -> None:
@@ -86,9 +86,9 @@ class ScriptBench:
                 "several processes train together: tune one of them alone "
                 "(torchrun --nproc-per-node=1)."
             )
-        self.site = made_at(loop)
+        self.made = made_at(loop)
         self.epochs = len(loop.first_steps) > 1
-        tuning.loader = Path(self.site).name
+        tuning.loader = Path(self.made).name
         tuning.code = LoopCode.of(loop.loop.get("code"), trainer=bool(loop.loop.get("trainer")))
         tuning.verdict = judged and judged[1]
         tuning.start = of_loader(knobs_of(loop))
@@ -106,6 +106,7 @@ class ScriptBench:
     def _run(self, folder: str, knobs: Settings, rate: float = 0.0) -> Outcome:
         """Run the script once, with the records of its loops in `folder`."""
         begun_s, busy_s = time.monotonic(), others_busy_s()
+        self.loop = None
         with scratch_folder() as scratch, tempfile.TemporaryFile() as output:
             script = start(
                 self.command,
@@ -135,8 +136,8 @@ class ScriptBench:
         is_ready = "ready" in knobs
         if is_ready:
             changes["num_workers"] = 0  # they would only get into the way
-        order = Order(site=self.site, changes=changes, ready=is_ready)
-        env = watched_environment(LABKIT_WATCHING=folder, LABKIT_TRIAL=json.dumps(order))
+        change = LoaderChange(made=self.made, changes=changes, ready=is_ready)
+        env = watched_environment(LABKIT_WATCHING=folder, LABKIT_TRIAL=json.dumps(change))
         return env | {MARK: folder, "LABKIT_TUNE_DIR": scratch} | thread_variables(knobs)
 
     def _rate(self, loop: RunData, is_timed: bool) -> tuple[float | None, str | None]:
@@ -151,7 +152,6 @@ class ScriptBench:
 
     def _follow(self, script: subprocess.Popen[Any], folder: Path, rate: float) -> bool:
         """Follow the training loop, `loop`, until it has been timed; return whether it ever was."""
-        self.loop = None
         runs: dict[Path, Run] = {}
         begun_s = time.monotonic()
         until_s = begun_s + FIRST_STEP_S
@@ -169,7 +169,7 @@ class ScriptBench:
     def _loop(self, runs: Iterable[RunData]) -> RunData | None:
         """Return the longest loop that trains on a loader made in the place that is changed."""
         trains = [run for run in runs if run.event("trains") and made_at(run)]
-        there = [run for run in trains if self.site in ("", made_at(run))]
+        there = [run for run in trains if self.made in ("", made_at(run))]
         return max(there, key=lambda run: run.steps, default=None)
 
     def _steps_ms(self, loop: RunData) -> list[float]:

@@ -80,23 +80,20 @@ class Search:
                 self.measure(Trial(dict(found.start)))
             if not self.start.rates:
                 raise RuntimeError(f"The starting point cannot be measured: {self.start.error}")
-            self.go_on()
+            for trial in self.trials():
+                self.measure(trial)
+            found.chosen = self.confirm()
         except KeyboardInterrupt:
             found.interrupted = True
             raise
         finally:
             others = max((each.others for each in found.outcomes), default=0.0)
             if others > NEIGHBOURS:
-                said = f"Other programs used up to {others:.0%} of the cores: only the pairs count."
-                found.notes.append(said)
+                found.notes.append(
+                    f"Other programs used up to {others:.0%} of the cores: only the pairs count."
+                )
             found.seconds = time.monotonic() - begun_s
         return found
-
-    def go_on(self) -> None:
-        """Run the trials, then what has to be run in turn."""
-        for trial in self.trials():
-            self.measure(trial)
-        self.found.chosen = self.confirm()
 
     def measure(self, trial: Trial, whole: bool = False) -> Outcome:
         """Run a trial once (more)."""
@@ -131,8 +128,8 @@ class Search:
             place = bisect_left(self.counts, best.workers)
             for count in self.counts[max(0, place - 1) : place + 2]:
                 yield from self.with_workers(count)
-        if best.workers:
-            yield from self.change(prefetch_factor=DEEP * best.knobs["prefetch_factor"])
+        if self.best.workers:
+            yield from self.change(prefetch_factor=DEEP * self.best.knobs["prefetch_factor"])
         if self.on_card:
             yield from self.change(pin_memory=True)
 
@@ -252,29 +249,35 @@ class ScriptSearch(Search):
 class Improver(Search):
     """Climbs from the start, one change after the other; each that gains by far is kept."""
 
-    def go_on(self) -> None:
-        """Climb until nothing is worth another run, which `stopped` explains."""
+    def trials(self) -> Iterator[Trial]:
+        """Yield what is advised until nothing is worth another run, which `stopped` explains."""
         found = self.found
-        best = found.chosen = self.start
+        found.chosen = self.start
         while not found.stopped:
-            run = best.outcomes[-1].run
+            run = self.best.outcomes[-1].run
             assert run is not None
             found.verdict = run.diagnose()
-            trial = next(self.advice(best, found.verdict), None)
+            trial = next(self.advice(found.verdict), None)
             if trial is None:
                 found.stopped = f"on top is {found.verdict.headline}, and nothing is left to try"
             elif len(found.tried) > MOST_TRIALS:
                 found.stopped = f"{MOST_TRIALS} changes were tried"
-            elif (self.measure(trial).rate or 0.0) >= (1 + SURE) * best.rate:
-                best = found.chosen = trial
+            else:
+                yield trial
+                if trial.rate >= (1 + SURE) * self.best.rate:
+                    found.chosen = trial
 
-    def advice(self, best: Trial, verdict: Diagnosis) -> Iterator[Trial]:
+    def advice(self, verdict: Diagnosis) -> Iterator[Trial]:
         """Yield what the verdict advises, costliest loss first; what changes the training never."""
         for finding in verdict.findings:
             for remedy in finding.remedies if finding.lost_share > WORTH_TRYING else ():
                 changes = dict(remedy.changes)  # empty for a remedy in words
-                knobs = best.knobs | changes
-                trial = Trial.changing(best.knobs, knobs | of_loader(knobs))
+                knobs = self.best.knobs | changes
+                trial = Trial.changing(self.best.knobs, knobs | of_loader(knobs))
                 is_new = all(each.knobs != trial.knobs for each in self.found.tried)
                 if is_new and not changes.keys() & TRAINING:
                     yield trial
+
+    def confirm(self) -> Trial:
+        """Return what was kept: it gained too much for noise."""
+        return self.best

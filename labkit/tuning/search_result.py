@@ -126,14 +126,14 @@ class Tuning(Result):
         title = f"{type(self).__name__}({self.source}){state}"
         if not self.winner or not self.winner.rate:
             return f"{title}: nothing measured yet"
-        said = as_typed(self.changes) or self.stopped or "nothing faster so far"
+        change = as_typed(self.changes) or self.stopped or "nothing faster so far"
         rate = f"{self.winner.rate:,.0f} {self.unit}"
         if self.changes:
             rate += f", {self.speedup:.2f}x the baseline"
             if pairs := self.pairs:
                 rate += f" ({min(pairs):.2f}x to {max(pairs):.2f}x in {len(pairs)} pairs)"
         took = f", found in {self.seconds:.0f} s" if self.seconds else ""
-        return f"{title}: {said}: {rate}{took}"
+        return f"{title}: {change}: {rate}{took}"
 
     def to_dict(self) -> dict[str, object]:
         """Return the result as JSON types."""
@@ -147,7 +147,6 @@ class Tuning(Result):
                     "changes": trial.changes,
                     "error": trial.error,
                     "throughput": trial.rate or None,
-                    "gain": self._gain(trial),
                 }
                 for trial in self.tried
             ],
@@ -177,12 +176,12 @@ class Tuning(Result):
     def row(self, trial: Trial) -> tuple[str | None, ...]:
         """Return the cells of one trial."""
         gain = None if trial is self.tried[0] else self._gain(trial)
-        said = "best" if trial is self.winner else ""
+        remark = trial.error or ("best" if trial is self.winner else "")
         return (
             trial.what,
             f"{trial.rate:,.0f}" if trial.rate else None,
             f"{gain:.2f}x" if gain else None,
-            (trial.error or said)[:CELL],
+            remark[:CELL],
         )
 
     def _held_back(self) -> list[str]:

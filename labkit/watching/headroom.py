@@ -69,9 +69,9 @@ def shallow_copy(batch: Any) -> object:
 def now_on_device() -> int:
     """Return the time once a GPU has done what it was given: the host runs ahead of it."""
     if torch := sys.modules.get("torch"):
-        device = device_in_use(torch)
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
+        from labkit.instruments import machine
+
+        machine.finish(device_in_use(torch))
     return now_ns()
 
 
@@ -143,8 +143,9 @@ class Headroom(StandIn):
             f"{self.high:.2f}x in half of {len(ratios)} pairs of blocks)."
         )
         if recorded is not None:
-            found = {"factor": self.factor, "low": self.low, "high": self.high}
-            recorded.recorder.log.write("headroom", text=self.text, **found)
+            recorded.recorder.log.write(
+                "headroom", text=self.text, factor=self.factor, low=self.low, high=self.high
+            )
 
     def __repr__(self) -> str:
         return f"{self.text}\n{CANNOT_SHOW}"

@@ -355,7 +355,7 @@ class Recorder:
         if self.work is not None:
             self.work.flush()
         if self.growth.least:  # what had grown may be empty by now
-            self.log.write("growth", found=list(self.growth.found.values()))
+            self.log.write("growth", found=self.growth.found)
         self.batches.write_padding(self.log)
 
     def close(self, error: BaseException | None = None) -> None:
