@@ -401,10 +401,10 @@ def grown_in(loop):
 
     def look():
         grown.look(sys._getframe(1), loop.__code__)
-        return {*grown.found}
+        return {each["name"] for each in grown.found}
 
     loop(look)
-    return grown.found
+    return {each["name"]: each for each in grown.found}
 
 
 def test_graphs_kept_in_a_list_and_in_a_sum_are_named_and_what_is_cut_or_made_anew_is_not():

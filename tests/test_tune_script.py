@@ -20,7 +20,7 @@ from helpers import script_in
 
 from labkit.results.hardware import Machine
 from labkit.tuning.script_bench import NO_STEP, ScriptBench, runnable
-from labkit.tuning.search import Search
+from labkit.tuning.search import ScriptSearch
 from labkit.tuning.search_result import Tuning
 from labkit.tuning.trial import Outcome, Trial, of_loader
 
@@ -208,7 +208,7 @@ def searched(rates, *, others=lambda _run: 0.0, budget_s=600.0, start=0):
     tuning = Tuning("train.py", knobs, command="python train.py", tried=[first])
     tuning.loader = "train.py:9"
     bench = SimpleNamespace(measure=measure, epochs=False)
-    search = Search(tuning, bench, Machine(device="cpu"), max_workers=12, budget_s=budget_s)
+    search = ScriptSearch(tuning, bench, Machine(device="cpu"), budget_s)
     return search.run(), len(runs)
 
 

@@ -73,7 +73,11 @@ def test_weights_order_and_random_state_are_the_same_to_the_bit(workers):
 def test_what_fails_inside_the_recorder_or_while_drawing_never_reaches_the_loop(
     monkeypatch, capsys
 ):
-    parts = ((watch_live, "progress_line"), (recording.Recorder, "hand_over"), (folders, "new_run"))
+    parts = (
+        (watch_live, "progress_line"),
+        (recording.Recorder, "write_steps"),
+        (folders, "new_run"),
+    )
     for owner, name in parts:
         with monkeypatch.context() as broken:
             broken.setattr(owner, name, lambda *_: 1 / 0)

@@ -23,7 +23,7 @@ from labkit.instruments.loader_work import LoaderWork
 from labkit.instruments.record_head import write_or_why
 from labkit.instruments.sampler import Sampler
 from labkit.knobs import Settings
-from labkit.orders import Order
+from labkit.orders import LOOKS_S, Order
 from labkit.process.device_lock import hold
 from labkit.spec import KNOBS, LOADER_KNOBS, Job
 from labkit.stamps.events import EventLog
@@ -33,7 +33,6 @@ from labkit.stamps.timeline import make_timeline
 LEAST_OF_QUICK = {"seconds": 0.5, "steps": 40}
 STEPS_TO_LOOK = 20  # steps of a run: the looks after it would be a large part of a shorter one
 SECONDS_TO_LOOK = 2.0  # of a run with a time limit that is looked at
-LOOKS_S = 1.2  # about what the looks take
 LEAST_WARMUP = 3  # steps left out of the statistics, where no more batches are prefetched
 
 

@@ -52,7 +52,7 @@ def call(function: Callable, point: dict[str, object], bench: Bench) -> dict[str
     except Skipped as why:
         return {"kind": "skipped", "error": str(why)}
     except Exception as error:  # whatever the reader's code raises
-        if machine.refused(error):
+        if machine.is_out_of_memory(error):
             return {"kind": "out of memory", "error": "out of memory"}
         return {"kind": "mistake", "error": said(error, function)}
     return {"error": None}

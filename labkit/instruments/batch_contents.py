@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
 from labkit.instruments import stack
-from labkit.instruments.before_calls import held
+from labkit.instruments.before_calls import attributes_of
 from labkit.stamps.events import EventLog
 from labkit.stamps.interrupts import OwnErrors
 
@@ -28,8 +28,8 @@ LEAST_GROWN = 32  # steps whose graphs are kept: fewer are no growth
 Batch: TypeAlias = Any  # whatever a collate function makes
 
 
-def unseen() -> contextlib.AbstractContextManager[object]:
-    """Keep what is asked of tensors within the block from the modes and classes of a user's."""
+def without_torch_modes() -> contextlib.AbstractContextManager[object]:
+    """Read tensors within the block past the user's modes and classes (`__torch_function__`)."""
     torch = sys.modules.get("torch")
     return torch._C.DisableTorchFunction() if torch else contextlib.nullcontext()
 
@@ -45,7 +45,7 @@ def parts_of(batch: Any) -> Collection[Any] | None:
     kind = type(batch)
     if getattr(kind, "__iter__", None) in (list.__iter__, tuple.__iter__):
         return batch
-    kept = held(batch)
+    kept = attributes_of(batch)
     mapping: Any = batch if issubclass(kind, dict) else kept.get("data")  # of a UserDict
     if issubclass(type(mapping), dict):
         return dict.values(mapping)
@@ -81,14 +81,10 @@ def samples_in(batch: Any, batch_size: int | None) -> int | None:
     return next((count for count in counts if count is not None), len(parts) if is_list else None)
 
 
-def largest_of(arrays: Iterable[Any]) -> Any:
-    """Return the largest of some arrays; None where there is none."""
-    return max(arrays, key=lambda array: array.nbytes, default=None)
-
-
-def dtype_of(array: Any) -> str | None:
-    """Return the number format of an array, as "float32"; None of none."""
-    return None if array is None else str(array.dtype).removeprefix("torch.")
+def dtype_of(arrays: Iterable[Any]) -> str | None:
+    """Return the number format of the largest array, as "float32"; None where there is none."""
+    largest = max(arrays, key=lambda array: array.nbytes, default=None)
+    return None if largest is None else str(largest.dtype).removeprefix("torch.")
 
 
 def padding_of(batch: object) -> float | None:
@@ -135,9 +131,9 @@ class BatchFacts:
         with OwnErrors():
             shows = samples_in(batch, self.size) is not None
             self.unit = "samples" if shows or self.size else "batches"
-            largest = largest_of(arrays_in(batch))
-            self.dtype = dtype_of(largest)
-            self.on_gpu = type(largest).__module__ == "torch" and not largest.is_cpu
+            arrays = [*arrays_in(batch)]
+            self.dtype = dtype_of(arrays)
+            self.on_gpu = not all(getattr(each, "is_cpu", True) for each in arrays)
 
     def size_of(self, batch: object) -> tuple[int, int]:
         """Return the samples and bytes of a batch, and now and then look how much is padding."""
@@ -161,25 +157,22 @@ class Growth:
         self.least: dict[str, int] = {}  # by name: the fewest that it was seen with
         # Those that grow, as the `growth` event has them; `before` and `after`: of how many steps
         # they kept the graphs at first, and now
-        self.found: dict[str, dict[str, Any]] = {}
+        self.found: list[dict[str, Any]] = []
 
     def look(self, frame: FrameType | None, loop: CodeType | None) -> None:
         """Look at the frame of the code `loop`, which called what `frame` runs."""
         while frame is not None and frame.f_code is not loop:
             frame = frame.f_back
-        self.found = {}
-        for name, value in stack.variables(frame).items() if frame else ():
+        self.found = []
+        if frame is None:
+            return
+        code = frame.f_code
+        place = {"file": code.co_filename, "function": code.co_name, "line": frame.f_lineno}
+        for name, value in stack.variables(frame).items():
             size = _graphs_in(value)
             least = self.least[name] = min(size, self.least.get(name, size))
-            if frame is not None and size >= max(LEAST_GROWN, 2 * least):
-                self.found[name] = {
-                    "name": name,
-                    "before": least,
-                    "after": size,
-                    "file": frame.f_code.co_filename,
-                    "function": frame.f_code.co_name,
-                    "line": frame.f_lineno,
-                }
+            if size >= max(LEAST_GROWN, 2 * least):
+                self.found.append({"name": name, "before": least, "after": size, **place})
 
 
 def _graphs_in(value: Any) -> int:

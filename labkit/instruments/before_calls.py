@@ -73,7 +73,7 @@ def _ending(over: Callable[[], None]) -> Iterator[Callable[[], object]]:
     yield from (again,)
 
 
-def held(thing: object) -> dict[str, Any]:
+def attributes_of(thing: object) -> dict[str, Any]:
     """Return what an object has as its own attributes, without asking its class for any."""
     try:
         found = object.__getattribute__(thing, "__dict__")

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from labkit.instruments import stack
-from labkit.instruments.before_calls import Before, Call, held
+from labkit.instruments.before_calls import Before, Call, attributes_of
 from labkit.instruments.loader_knobs import torch_loader
 from labkit.instruments.loader_work import MOST_ROWS, LoaderWork
 from labkit.instruments.sampler import Sampler
@@ -48,10 +48,14 @@ of_worker: list[LoaderWork] = []  # the one of this process, where it is a worke
 
 
 class InitFn:
-    """In the class of torch's iterators: what their workers begin with, and ours before it."""
+    """Stands in the class of torch's iterators for the attribute `_worker_init_fn`.
+
+    torch sets that when it makes an iterator, before it starts the workers, which call it. Where
+    the iterator is recorded it becomes a `WorkerStart`, which calls the loader's own in the end.
+    """
 
     def __set__(self, iterator: object, own: Any) -> None:
-        kept = held(iterator)
+        kept = attributes_of(iterator)
         kept["_worker_init_fn"] = own
         with OwnErrors():
             if recording := recordings.get(iterator):
@@ -87,9 +91,9 @@ def install() -> None:
         kind.fetch = Before(_begin_fetch, kind.fetch)
 
 
-def timed(fetcher: Any, work: LoaderWork) -> Any:
+def time_batches(fetcher: Any, work: LoaderWork) -> Any:
     """Time the batches of a new fetcher of torch's, at the start of a pass; return it."""
-    kept = held(fetcher)
+    kept = attributes_of(fetcher)
     streams = "dataset_iter" in kept
     if streams:
         items = map(next, itertools.repeat(kept["dataset_iter"]))
@@ -104,16 +108,16 @@ def timed(fetcher: Any, work: LoaderWork) -> Any:
 def _begin_fetch(fetcher: Any) -> Call | None:
     """Begin a batch; return the fetcher's own method, whose end is told."""
     frame = sys._getframe(2)
-    collate = held(fetcher)["collate_fn"]
+    collate = attributes_of(fetcher)["collate_fn"]
     is_timed = type(collate) is Told
     work = collate.work if is_timed else _work_of(frame)
     if work is None or not work.is_on:
         return None
     if not is_timed:
-        timed(fetcher, work)
+        time_batches(fetcher, work)
     names = stack.locals_of(frame)  # torch's own; a worker's loop knows the batch's number
     indices = names.get("index")
-    work.begin(names.get("idx"), indices if held(fetcher)["auto_collation"] else [indices])
+    work.begin(names.get("idx"), indices if attributes_of(fetcher)["auto_collation"] else [indices])
     return Call.of(type(fetcher).fetch, fetcher, over=work.end_fetch)
 
 
@@ -162,7 +166,7 @@ class WorkerStart:
 
     def __init__(self, iterator: object, recording: Recording, own: Callable[[int], None] | None):
         self.recording = recording._replace(work=None)  # of the main process, whose memory it maps
-        self.workers = held(iterator)["_num_workers"]
+        self.workers = attributes_of(iterator)["_num_workers"]
         self.own = own
 
     def _begin(self) -> Callable[[int], object]:

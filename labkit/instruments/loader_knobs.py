@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from labkit.instruments.before_calls import held
+from labkit.instruments.before_calls import attributes_of
 from labkit.instruments.stack import is_a
 from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS
 from labkit.stamps.interrupts import OwnErrors
@@ -16,7 +16,7 @@ OF_WORKERS = {*WITHOUT_WORKERS, "multiprocessing_context", "timeout"}
 
 def torch_loader(loader: object) -> Any:
     """Return what torch's iterators are made of: the loader, or the one that a wrapper holds."""
-    kept = held(loader)
+    kept = attributes_of(loader)
     inner = () if "num_workers" in kept else kept.values()
     return next((each for each in inner if is_a(each, "torch.utils.data", "DataLoader")), loader)
 
@@ -26,10 +26,10 @@ def knobs_of(loader: object) -> dict[str, int | bool]:
     loader = torch_loader(loader)
     if not is_a(loader, "torch.utils.data", "DataLoader"):
         return {}
-    kept = held(loader)
+    kept = attributes_of(loader)
     knobs: dict[str, Any] = {name: kept.get(name) for name in LOADER_KNOBS}
     if knobs["batch_size"] is None:  # where a batch sampler was given
-        knobs["batch_size"] = held(kept.get("batch_sampler")).get("batch_size")
+        knobs["batch_size"] = attributes_of(kept.get("batch_sampler")).get("batch_size")
     return {name: value for name, value in knobs.items() if type(value) in (int, bool)}
 
 

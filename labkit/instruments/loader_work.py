@@ -205,7 +205,6 @@ class LoaderWork:
     def end_fetch(self) -> None:
         """The batch is ready, or an item could not be had."""
         ready = self._note(IDLE)
-        self.words[INDEX] = NO_INDEX
         if self.fetched:
             cpu_ns = time.process_time_ns()
             if self.is_kept:

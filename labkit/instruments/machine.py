@@ -73,12 +73,11 @@ def unused_gpu() -> str | None:
         pynvml.nvmlInit()
         name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0))
         facts = f"driver {pynvml.nvmlSystemGetDriverVersion()}, torch {torch.__version__}"
-        why = "torch gives no reason"
         try:
             torch.cuda.init()
         except Exception as error:
             why = str(error).strip().split("\n")[0].rstrip(".")
-        return f"{name} cannot be used: {why} ({facts}). Remedy: {INSTALL}"
+            return f"{name} cannot be used: {why} ({facts}). Remedy: {INSTALL}"
     return None
 
 
@@ -192,7 +191,7 @@ def peak_bytes(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
 
-def refused(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether `error` means that memory ran out, as against any other failure."""
     return isinstance(error, MemoryError) or bool(REFUSED.search(str(error)))
 

@@ -17,7 +17,7 @@ import traceback
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from labkit.instruments.before_calls import held
+from labkit.instruments.before_calls import attributes_of
 from labkit.stamps.keys import without_literals
 
 TEXT_MARKS = ('"""', "'''")  # around a text of many lines
@@ -137,7 +137,9 @@ def locals_of(frame: FrameType) -> dict[str, object]:
 def variables(frame: FrameType) -> dict[str, object]:
     """Return a frame's variables by name, and what its `self` holds, as `self.name`."""
     names = locals_of(frame)
-    return names | {f"self.{name}": value for name, value in held(names.get("self")).items()}
+    return names | {
+        f"self.{name}": value for name, value in attributes_of(names.get("self")).items()
+    }
 
 
 def is_a(value: object, module: str, kind: str) -> bool:

@@ -1,8 +1,8 @@
 """Sample NVML and psutil in a process of their own: a hung driver stops only the samples.
 
-`python -m labkit.instruments.telemetry SUPERVISOR_PID [FILE]` runs in the run's folder and appends
-`telemetry` events to its log until the supervisor ends it. A metric that is not here is None, or
-not in the sample.
+`python -m labkit.instruments.telemetry PID [FILE]` runs in the run's folder and appends `telemetry`
+events to its log, until the run or process PID is over, or FILE is deleted. A metric that is not
+here is None, or not in the sample.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _has_ended(process: psutil.Process) -> bool:
 
 
 def cpu_samples(bench: psutil.Process) -> Iterator[dict[str, float]]:
-    """Yield samples: shares of all cores, of the run while it goes on too.
+    """Yield samples: shares of all cores' time, from the second on of the run as well.
 
     `line_cpu` is the share of the cores' time for which threads of the run stood in line for one.
     """
@@ -185,7 +185,7 @@ def cpu_samples(bench: psutil.Process) -> Iterator[dict[str, float]]:
         before, waited = waited, {task: in_line_ns(task) for task in tasks}
         now = time.monotonic()
         elapsed_s, looked_at = now - looked_at, now
-        if count and not _has_ended(bench):
+        if count:
             found["own_cpu"] = round(max(0.0, spent_s - before_s) / elapsed_s / cores, 3)
             more_s = [(ns - before.get(task, ns)) / 1e9 for task, ns in waited.items()]
             found["line_cpu"] = round(sum(more_s) / elapsed_s / cores, 3) if more_s else None

@@ -34,11 +34,11 @@ from labkit.process.leftovers import remove_segments
 from labkit.results.run_data import RunData
 from labkit.spec import LOADER_KNOBS
 from labkit.stamps.interrupts import held
-from labkit.tuning.search_result import THREADS, Tuning
+from labkit.tuning.search_result import Tuning, thread_variables
 from labkit.tuning.trial import Outcome, Trial, of_loader
 from labkit.watching.headroom import KEPT_BATCHES
-from labkit.watching.run_folders import folders_in, hooked, started
-from labkit.watching.trial_hook import Order
+from labkit.watching.run_folders import folders_in, start, watched_environment
+from labkit.watching.trial_hook import LoaderChange
 
 CHANGED = set(LOADER_KNOBS) - {"batch_size"}
 FIRST_STEP_S = 60.0  # in which a training step has to be seen
@@ -69,7 +69,7 @@ class ScriptBench:
         self.each: Callable[[Run], object] | None = None  # a script's runs are not shown
         self.loop: RunData | None = None  # that was trained in the last run
         # What the first look says
-        self.site = ""  # "file:line" where the loader is made
+        self.made = ""  # "file:line" where the loader is made
         self.epochs: bool | None = None  # whether whole epochs are timed
 
     def look(self, tuning: Tuning) -> None:
@@ -86,9 +86,9 @@ class ScriptBench:
                 "several processes train together: tune one of them alone "
                 "(torchrun --nproc-per-node=1)."
             )
-        self.site = made_at(loop)
+        self.made = made_at(loop)
         self.epochs = len(loop.first_steps) > 1
-        tuning.loader = Path(self.site).name
+        tuning.loader = Path(self.made).name
         tuning.code = LoopCode.of(loop.loop.get("code"), trainer=bool(loop.loop.get("trainer")))
         tuning.verdict = judged and judged[1]
         tuning.start = of_loader(knobs_of(loop))
@@ -105,20 +105,12 @@ class ScriptBench:
 
     def _run(self, folder: str, knobs: Settings, rate: float = 0.0) -> Outcome:
         """Run the script once, with the records of its loops in `folder`."""
-        changes = {name: value for name, value in knobs.items() if name in CHANGED}
-        is_ready = "ready" in knobs
-        changes |= {"num_workers": 0} if is_ready else {}  # they would only get into the way
-        order = Order(site=self.site, changes=changes, ready=is_ready)
         begun_s, busy_s = time.monotonic(), others_busy_s()
+        self.loop = None
         with scratch_folder() as scratch, tempfile.TemporaryFile() as output:
-            env = hooked(LABKIT_WATCHING=folder, LABKIT_TRIAL=json.dumps(order))
-            env |= {MARK: folder, "LABKIT_TUNE_DIR": scratch}
-            if threads := knobs.get("library_threads"):
-                env |= dict.fromkeys(THREADS, str(threads))
-            self.loop = None
-            script = started(
+            script = start(
                 self.command,
-                env=env,
+                env=self._environment(folder, scratch, knobs),
                 cwd=self.cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -126,7 +118,7 @@ class ScriptBench:
             )
             try:
                 is_timed = self._follow(script, Path(folder), rate)
-                failed = why_it_failed(output, script.poll())
+                why_none = why_no_loop(output, script.poll())
             finally:
                 with held():  # a second Ctrl-C would leave its workers
                     stop(script, pid_of(self.loop) if self.loop else script.pid, folder)
@@ -134,17 +126,29 @@ class ScriptBench:
         others = max(0.0, others_busy_s() - busy_s) / seconds / (psutil.cpu_count() or 1)
         if not is_timed:
             self.loop = self._loop(runs_in(Path(folder)))
-        loop = self.loop
-        steps_ms = [] if loop is None else self._steps_ms(loop)
-        if loop and (is_timed or len(steps_ms) >= FEWEST_STEPS):
-            return Outcome(rate_of(loop, steps_ms), seconds=seconds, others=others)
-        if loop is not None:
-            failed = (
-                f"its training loop made {loop.steps} steps in {seconds:.0f} s, too few to "
-                "compare: give it more epochs or data, or more time (--seconds "
-                f"{4 * self.seconds:.0f})."
-            )
-        return Outcome(error=failed, seconds=seconds, others=others)
+        if self.loop is None:
+            return Outcome(error=why_none, seconds=seconds, others=others)
+        return Outcome(*self._rate(self.loop, is_timed), seconds=seconds, others=others)
+
+    def _environment(self, folder: str, scratch: str, knobs: Settings) -> dict[str, str]:
+        """Return the environment of a run: what it changes, and where it may write."""
+        changes = {name: value for name, value in knobs.items() if name in CHANGED}
+        is_ready = "ready" in knobs
+        if is_ready:
+            changes["num_workers"] = 0  # they would only get into the way
+        change = LoaderChange(made=self.made, changes=changes, ready=is_ready)
+        env = watched_environment(LABKIT_WATCHING=folder, LABKIT_TRIAL=json.dumps(change))
+        return env | {MARK: folder, "LABKIT_TUNE_DIR": scratch} | thread_variables(knobs)
+
+    def _rate(self, loop: RunData, is_timed: bool) -> tuple[float | None, str | None]:
+        """Return the rate of a loop, or why it has none: it ended before it was timed."""
+        steps_ms = self._steps_ms(loop)
+        if is_timed or len(steps_ms) >= FEWEST_STEPS:
+            return rate_of(loop, steps_ms), None
+        return None, (
+            f"its training loop made {loop.steps} steps, too few to compare: give it more epochs "
+            f"or data, or more time (--seconds {4 * self.seconds:.0f})."
+        )
 
     def _follow(self, script: subprocess.Popen[Any], folder: Path, rate: float) -> bool:
         """Follow the training loop, `loop`, until it has been timed; return whether it ever was."""
@@ -165,7 +169,7 @@ class ScriptBench:
     def _loop(self, runs: Iterable[RunData]) -> RunData | None:
         """Return the longest loop that trains on a loader made in the place that is changed."""
         trains = [run for run in runs if run.event("trains") and made_at(run)]
-        there = [run for run in trains if self.site in ("", made_at(run))]
+        there = [run for run in trains if self.made in ("", made_at(run))]
         return max(there, key=lambda run: run.steps, default=None)
 
     def _steps_ms(self, loop: RunData) -> list[float]:
@@ -223,7 +227,7 @@ def pid_of(loop: RunData) -> int:
     return loop.fact_of("hello", "pid")
 
 
-def why_it_failed(output: IO[bytes], code: int | None) -> str:
+def why_no_loop(output: IO[bytes], code: int | None) -> str:
     """Say why a script trained on no loader; `code` is that of one that has ended by itself."""
     output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL))
     lines = output.read().decode("utf-8", "replace").strip().splitlines()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -35,10 +34,8 @@ class Search:
     """A search for the cheapest loader that is as fast as the fastest. It decides, the bench runs.
 
     No, two and four workers are measured, doubled as long as that gains; then what lies beside the
-    best, a longer queue, and pinned memory on a card. Of a script, batches
-    that are ready tell first whether the loader is the limit, and the threads of its workers are
-    tried too. A gain that may be noise, and any gain of a script, is measured again, in turn with
-    the start.
+    best, a longer queue, and pinned memory on a card. A gain that may be noise is measured again,
+    in turn with the start.
     """
 
     def __init__(
@@ -46,14 +43,11 @@ class Search:
         found: Tuning,
         bench: TrialBench | ScriptBench,
         here: Machine,
-        *,
         max_workers: int | None = None,
-        budget_s: float = math.inf,
     ):
-        """Fill `found`, in which a start that has been measured is; nothing runs yet.
+        """Fill `found`; nothing runs yet.
 
-        Without `max_workers`, up to twice as many workers as there are cores `here` are tried, and
-        no change for which less than `budget_s` from now is left.
+        Without `max_workers`, up to twice as many workers as there are cores `here` are tried.
         """
         most = max(LEAST_MAX_WORKERS, 2 * (here.cpu_cores or 1))
         if max_workers is not None:
@@ -63,7 +57,6 @@ class Search:
         self.bench = bench
         self.counts = [count for count in WORKER_COUNTS if count <= most]
         self.on_card = here.device.startswith("cuda")
-        self.until_s = time.monotonic() + budget_s
         self.each: Callable[[Trial], object] = lambda _: None  # called when a trial has been run
 
     @property
@@ -87,23 +80,20 @@ class Search:
                 self.measure(Trial(dict(found.start)))
             if not self.start.rates:
                 raise RuntimeError(f"The starting point cannot be measured: {self.start.error}")
-            self.go_on()
+            for trial in self.trials():
+                self.measure(trial)
+            found.chosen = self.confirm()
         except KeyboardInterrupt:
             found.interrupted = True
             raise
         finally:
             others = max((each.others for each in found.outcomes), default=0.0)
             if others > NEIGHBOURS:
-                worth = "only the pairs count" if found.pairs else "these numbers are doubtful"
-                found.notes.append(f"Other programs used up to {others:.0%} of the cores: {worth}.")
+                found.notes.append(
+                    f"Other programs used up to {others:.0%} of the cores: only the pairs count."
+                )
             found.seconds = time.monotonic() - begun_s
         return found
-
-    def go_on(self) -> None:
-        """Run the trials, then what has to be run in turn."""
-        for trial in self.trials():
-            self.measure(trial)
-        self.found.chosen = self.confirmed()
 
     def measure(self, trial: Trial, whole: bool = False) -> Outcome:
         """Run a trial once (more)."""
@@ -118,43 +108,9 @@ class Search:
     # -- what to try; each has been measured before the next is asked for --------------------------
 
     def trials(self) -> Iterator[Trial]:
-        """Yield ready batches for a script, then changes while there is time to confirm them."""
-        found = self.found
-        if found.command:
-            ready = Trial.changing(self.start.knobs, {"ready": True})
-            yield ready
-            found.ready_batches = ready.rate / self.start.rate or None
-            if 0 < ready.rate < READY_GAIN * self.start.rate:
-                found.stopped = "the loader is not what holds this loop back"
-                found.limit = found.verdict.bottleneck if found.verdict else "unsure"
-                return
-        for trial in self.changes():
-            run_s = median(each.seconds for each in found.outcomes)
-            if time.monotonic() + 2 * PAIRS * run_s > self.until_s:
-                found.notes.append(
-                    "The budget is spent: what would have come next was not tried. One run of this "
-                    f"script takes {run_s:.0f} s: --budget {USUAL_RUNS * run_s:.0f} is enough for "
-                    "most."
-                )
-                return
-            yield trial
-
-    def changes(self) -> Iterator[Trial]:
-        """Yield one change of the loader, or of its workers' threads, after the other."""
-        if self.found.command and self.start.workers:
-            yield from self.change(library_threads=1)
+        """Yield one change of the loader after the other."""
         yield from self.worker_counts()
-        if self.found.command:
-            # Threads of the model and of every worker take each other's cores: workers may seem to
-            # lose that are best with one thread each
-            working = [each for each in self.found.tried if each.workers and not each.is_bound]
-            fastest = max(working, key=lambda trial: trial.rate, default=self.start)
-            yield from self.change(fastest, library_threads=1)
-        yield from self.neighbours()
-        if self.best.workers:
-            yield from self.change(prefetch_factor=DEEP * self.best.knobs["prefetch_factor"])
-        if self.on_card:
-            yield from self.change(pin_memory=True)
+        yield from self.around_the_best()
 
     def worker_counts(self) -> Iterator[Trial]:
         """Yield no workers, 2 and 4, doubled as long as that pays."""
@@ -164,14 +120,18 @@ class Search:
             yield from self.with_workers(count)
             count *= 2
 
-    def neighbours(self) -> Iterator[Trial]:
-        """Yield the next larger and the next smaller number of workers, until neither is better."""
+    def around_the_best(self) -> Iterator[Trial]:
+        """Yield the next numbers of workers until none is better, a longer queue, pinned memory."""
         best = None
         while best is not self.best:
             best = self.best
             place = bisect_left(self.counts, best.workers)
             for count in self.counts[max(0, place - 1) : place + 2]:
                 yield from self.with_workers(count)
+        if self.best.workers:
+            yield from self.change(prefetch_factor=DEEP * self.best.knobs["prefetch_factor"])
+        if self.on_card:
+            yield from self.change(pin_memory=True)
 
     def with_workers(self, count: int) -> Iterator[Trial]:
         """Yield the best so far with other workers, at PyTorch's own prefetch_factor.
@@ -197,67 +157,127 @@ class Search:
 
     # -- what is believed --------------------------------------------------------------------------
 
-    def confirmed(self) -> Trial:
-        """Return the best, or the start where that does not gain when both are run in turn."""
-        found, start, best = self.found, self.start, self.best
-        if best is start:
-            was_changed = any(not trial.is_bound for trial in found.tried[1:])
-            why = "nothing that was tried is faster" if was_changed else "no time to try a change"
-            found.stopped = found.stopped or why
-            return start
-        if not found.command and best.rate >= (1 + SURE) * start.rate:
+    def confirm(self) -> Trial:
+        """Return the best, or the start where a change of it does not pay."""
+        best = self.best  # before it is run in turn
+        if best is self.start:
+            self.found.stopped = self.found.stopped or "nothing that was tried is faster"
+        elif self.pays(best):
             return best
-        pairs = found.pairs = self.in_turn(best)
-        gain = median(pairs) if len(pairs) == PAIRS else 0.0
-        is_cheaper = not found.command and gain >= 1 and cost(best.knobs) < cost(start.knobs)
-        if (gain >= 1 + WORTH and min(pairs) > 1) or is_cheaper:
-            return best
-        found.stopped = "nothing gained beyond the noise when it was run in turn"
-        return start
+        else:
+            self.found.stopped = "nothing gained beyond the noise when it was run in turn"
+        return self.start
 
-    def in_turn(self, trial: Trial) -> list[float]:
-        """Return the gains of a trial over the start, run in turn.
+    def pays(self, best: Trial) -> bool:
+        """Return whether a trial is faster than the start, or as fast and cheaper."""
+        if best.rate >= (1 + SURE) * self.start.rate or self.gains_in_turn(best):
+            return True
+        is_cheaper = cost(best.knobs) < cost(self.start.knobs)
+        return is_cheaper and median(self.found.pairs or [0.0]) >= 1
 
-        A pair with other neighbours is repeated.
+    def gains_in_turn(self, trial: Trial) -> bool:
+        """Return whether a trial is faster than the start in each pair of runs in turn.
+
+        A pair with other neighbours is repeated; there are none where a run fails.
         """
         gains: list[float] = []
         repeats = REPEATS
-        while len(gains) < PAIRS and not (trial.error or self.start.error):
+        while len(gains) < PAIRS:
             changed = self.measure(trial, whole=True)
             plain = self.measure(self.start, whole=True)
+            if not changed.rate or not plain.rate:
+                return False
             if repeats and abs(changed.others - plain.others) > NEIGHBOURS:
                 repeats -= 1
-            elif changed.rate and plain.rate:
+            else:
                 gains.append(changed.rate / plain.rate)
-        return gains
+        self.found.pairs = gains
+        return min(gains) > 1 and median(gains) >= 1 + WORTH
+
+
+class ScriptSearch(Search):
+    """A search over runs of a script, of which one as it is has been made.
+
+    Batches that are ready tell first whether the loader is the limit; the threads of its workers
+    are tried too. Every gain is measured again, in turn with the start.
+    """
+
+    def __init__(self, found: Tuning, bench: ScriptBench, here: Machine, budget_s: float):
+        """Fill `found`; no change is tried for which less than `budget_s` from now is left."""
+        super().__init__(found, bench, here)
+        self.until_s = time.monotonic() + budget_s
+
+    def trials(self) -> Iterator[Trial]:
+        """Yield ready batches, then changes while there is time to run them in turn."""
+        found, start = self.found, self.start
+        ready = Trial.changing(start.knobs, {"ready": True})
+        yield ready
+        found.ready_batches = ready.rate / start.rate or None
+        if 0 < ready.rate < READY_GAIN * start.rate:
+            found.stopped = "the loader is not what holds this loop back"
+            found.limit = found.verdict.bottleneck if found.verdict else "unsure"
+            return
+        for trial in self.changes():
+            run_s = median(each.seconds for each in found.outcomes)
+            if time.monotonic() + 2 * PAIRS * run_s > self.until_s:
+                found.stopped = "no time to try a change" if found.tried[-1] is ready else ""
+                found.notes.append(
+                    "The budget is spent: what would have come next was not tried. One run of this "
+                    f"script takes {run_s:.0f} s: --budget {USUAL_RUNS * run_s:.0f} is enough for "
+                    "most."
+                )
+                return
+            yield trial
+
+    def changes(self) -> Iterator[Trial]:
+        """Yield one change of the loader, or of its workers' threads, after the other."""
+        if self.start.workers:
+            yield from self.change(library_threads=1)
+        yield from self.worker_counts()
+        # Threads of the model and of every worker take each other's cores: workers may seem to
+        # lose that are best with one thread each
+        working = [each for each in self.found.tried if each.workers and not each.has_ready_batches]
+        fastest = max(working, key=lambda trial: trial.rate, default=self.start)
+        yield from self.change(fastest, library_threads=1)
+        yield from self.around_the_best()
+
+    def pays(self, best: Trial) -> bool:
+        """Return whether a trial is faster: no single run is believed."""
+        return self.gains_in_turn(best)
 
 
 class Improver(Search):
     """Climbs from the start, one change after the other; each that gains by far is kept."""
 
-    def go_on(self) -> None:
-        """Climb until nothing is worth another run, which `stopped` explains."""
+    def trials(self) -> Iterator[Trial]:
+        """Yield what is advised until nothing is worth another run, which `stopped` explains."""
         found = self.found
-        best = found.chosen = self.start
+        found.chosen = self.start
         while not found.stopped:
-            run = best.outcomes[-1].run
+            run = self.best.outcomes[-1].run
             assert run is not None
             found.verdict = run.diagnose()
-            trial = next(self.advised(best, found.verdict), None)
+            trial = next(self.advice(found.verdict), None)
             if trial is None:
                 found.stopped = f"on top is {found.verdict.headline}, and nothing is left to try"
             elif len(found.tried) > MOST_TRIALS:
                 found.stopped = f"{MOST_TRIALS} changes were tried"
-            elif (self.measure(trial).rate or 0.0) >= (1 + SURE) * best.rate:
-                best = found.chosen = trial
+            else:
+                yield trial
+                if trial.rate >= (1 + SURE) * self.best.rate:
+                    found.chosen = trial
 
-    def advised(self, best: Trial, verdict: Diagnosis) -> Iterator[Trial]:
+    def advice(self, verdict: Diagnosis) -> Iterator[Trial]:
         """Yield what the verdict advises, costliest loss first; what changes the training never."""
         for finding in verdict.findings:
             for remedy in finding.remedies if finding.lost_share > WORTH_TRYING else ():
                 changes = dict(remedy.changes)  # empty for a remedy in words
-                knobs = best.knobs | changes
-                trial = Trial.changing(best.knobs, knobs | of_loader(knobs))
+                knobs = self.best.knobs | changes
+                trial = Trial.changing(self.best.knobs, knobs | of_loader(knobs))
                 is_new = all(each.knobs != trial.knobs for each in self.found.tried)
                 if is_new and not changes.keys() & TRAINING:
                     yield trial
+
+    def confirm(self) -> Trial:
+        """Return what was kept: it gained too much for noise."""
+        return self.best

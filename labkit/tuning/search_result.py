@@ -27,13 +27,19 @@ OF_SCRIPTS = ("command", "loader", "unit", "ready_batches", "limit", "environmen
 BEFORE_IMPORTS = "# before NumPy, OpenCV and torch are imported; or set them in the shell"
 
 
+def thread_variables(knobs: Settings) -> dict[str, str]:
+    """Return the environment variables that set `library_threads`; {} where knobs have none."""
+    threads = knobs.get("library_threads")
+    return dict.fromkeys(THREADS, str(threads)) if threads else {}
+
+
 @dataclass(repr=False)
 class Tuning(Result):
     """The result of a search for settings: finished, interrupted or still going on."""
 
     source: str  # what was searched
     start: Settings
-    asked: Pipeline | None = None  # the pipeline searched; None for the user's own data
+    pipeline: Pipeline | None = None  # that was searched; None for the user's own data
     code: LoopCode = field(default_factory=LoopCode)  # how the user's script makes the loader
     machine: str = ""  # in one line
     tried: list[Trial] = field(default_factory=list)  # in the order of their first runs
@@ -87,13 +93,12 @@ class Tuning(Result):
     @property
     def environment(self) -> dict[str, str]:
         """The variables that a script is to be started with."""
-        threads = self.changes.get("library_threads")
-        return dict.fromkeys(THREADS, str(threads)) if threads else {}
+        return thread_variables(self.changes)
 
     @property
     def snippet(self) -> str:
         """What to change, as PyTorch to paste; a pipeline's goes into the script of `lk.script`."""
-        if self.asked:
+        if self.pipeline:
             lines = changed_lines(self.start, self.best) or loader_line(self.start)
         elif self.command:
             lines = self._script_lines()
@@ -121,14 +126,14 @@ class Tuning(Result):
         title = f"{type(self).__name__}({self.source}){state}"
         if not self.winner or not self.winner.rate:
             return f"{title}: nothing measured yet"
-        said = as_typed(self.changes) or self.stopped or "nothing faster so far"
+        change = as_typed(self.changes) or self.stopped or "nothing faster so far"
         rate = f"{self.winner.rate:,.0f} {self.unit}"
         if self.changes:
             rate += f", {self.speedup:.2f}x the baseline"
             if pairs := self.pairs:
                 rate += f" ({min(pairs):.2f}x to {max(pairs):.2f}x in {len(pairs)} pairs)"
         took = f", found in {self.seconds:.0f} s" if self.seconds else ""
-        return f"{title}: {said}: {rate}{took}"
+        return f"{title}: {change}: {rate}{took}"
 
     def to_dict(self) -> dict[str, object]:
         """Return the result as JSON types."""
@@ -140,10 +145,8 @@ class Tuning(Result):
             "trials": [
                 {
                     "changes": trial.changes,
-                    "knobs": trial.knobs,
                     "error": trial.error,
                     "throughput": trial.rate or None,
-                    "gain": self._gain(trial),
                 }
                 for trial in self.tried
             ],
@@ -173,12 +176,12 @@ class Tuning(Result):
     def row(self, trial: Trial) -> tuple[str | None, ...]:
         """Return the cells of one trial."""
         gain = None if trial is self.tried[0] else self._gain(trial)
-        said = "best" if trial is self.winner else ""
+        remark = trial.error or ("best" if trial is self.winner else "")
         return (
             trial.what,
             f"{trial.rate:,.0f}" if trial.rate else None,
             f"{gain:.2f}x" if gain else None,
-            (trial.error or said)[:CELL],
+            remark[:CELL],
         )
 
     def _held_back(self) -> list[str]:

@@ -16,7 +16,7 @@ from labkit.results.payload import Source
 from labkit.results.privacy import shown_command
 from labkit.spec import Pipeline
 from labkit.tuning.script_bench import ScriptBench
-from labkit.tuning.search import Improver, Search
+from labkit.tuning.search import Improver, ScriptSearch, Search
 from labkit.tuning.search_result import Tuning
 from labkit.tuning.trial import TrialBench, of_loader
 from labkit.watching.loader_call import call_of
@@ -47,7 +47,7 @@ def tuner(
         found, bench = of_pipeline(what.but(**size), seconds)
     else:
         found, bench = of_dataset(what, step, size, seconds)
-    return Search(found, bench, machine(), max_workers=max_workers)
+    return Search(found, bench, machine(), max_workers)
 
 
 def of_pipeline(
@@ -126,7 +126,7 @@ def script_tuner(command: list[str], *, seconds: float, budget: float, cwd: Path
     name, command_line = shown_command(bench.command)[-1], shlex.join(bench.command)
     found = Tuning(name, {}, command=command_line)
     bench.look(found)
-    return Search(found, bench, machine(), budget_s=budget)
+    return ScriptSearch(found, bench, machine(), budget)
 
 
 def improver(pipeline: object) -> Improver:

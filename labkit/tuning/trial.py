@@ -12,6 +12,7 @@ from statistics import median
 from labkit.api import Run, launch
 from labkit.instruments.loader_knobs import in_flight
 from labkit.knobs import Settings, as_typed
+from labkit.orders import LOOKS_S
 from labkit.results.core_use import CoreUse
 from labkit.results.payload import Source
 from labkit.spec import KNOBS, LOADER_KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS, Pipeline
@@ -20,7 +21,6 @@ TIE = 0.03  # throughputs closer than this are the same: repeats of one run diff
 FEWEST_STEPS = 24  # after the warm-up; with fewer, the throughput is a guess
 FEWEST_FIRST = 6  # steps of the first run, from which the time for the others is known
 LONGEST_S = 30.0  # s, of one run
-LOOK_S = 1.2  # s that the x-ray and measuring the hand-over of a batch take of a run
 ENDLESS = 1_000_000  # steps: the clock ends a run, so that its queues never run dry
 
 
@@ -66,7 +66,7 @@ class Trial:
         return cls(before | knobs, changes)
 
     @property
-    def is_bound(self) -> bool:
+    def has_ready_batches(self) -> bool:
         """Whether its batches are ready: it says what could be gained, nobody can set it."""
         return "ready" in self.knobs
 
@@ -93,7 +93,7 @@ class Trial:
     @property
     def what(self) -> str:
         """The change in words."""
-        if self.is_bound:
+        if self.has_ready_batches:
             return "ready batches"
         named = {name: value for name, value in self.changes.items() if value is not None}
         return as_typed(named) or "start"
@@ -101,7 +101,9 @@ class Trial:
 
 def cheapest_of_fastest(trials: Iterable[Trial]) -> Trial | None:
     """Return the cheapest of the trials that tie with the fastest; None where none has a number."""
-    measured = [each for each in trials if each.rates and not each.error and not each.is_bound]
+    measured = [
+        each for each in trials if each.rates and not each.error and not each.has_ready_batches
+    ]
     fastest = max((trial.rate for trial in measured), default=0.0)
     tied = [trial for trial in measured if trial.rate >= (1 - TIE) * fastest]
     return min(tied, key=lambda trial: (*cost(trial.knobs), len(trial.changes)), default=None)
@@ -142,7 +144,7 @@ class TrialBench:
 
     def _run(self, knobs: Settings, rate: float | None) -> Run:
         """Run knobs once, for longer the slower they are: the queues that fill do not count."""
-        seconds = self.seconds + LOOK_S * self.look
+        seconds = self.seconds + LOOKS_S * self.look
         if rate:
             batch_s = knobs["batch_size"] / rate
             filling_s = min(2 * self.seconds, in_flight(knobs) * batch_s)

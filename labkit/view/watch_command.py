@@ -28,9 +28,9 @@ from labkit.watching.headroom import TOO_SOON
 from labkit.watching.run_folders import (
     TELEMETRY,
     folders_in,
-    hooked,
     run_in_foreground,
     telemetry_beside,
+    watched_environment,
 )
 
 Report = dict[str, Any]
@@ -80,7 +80,7 @@ def watch_script(
     else:
         more = {"LABKIT_HEADROOM": "1"} if headroom else {}
         with HangWatch(partial(runs_with_telemetry, folder)) as hangs:
-            env = hooked(LABKIT_WATCHING=str(folder), **more)
+            env = watched_environment(LABKIT_WATCHING=str(folder), **more)
             code = run_in_foreground(command, env, stdout)
         for file in folder.glob(f"*/{TELEMETRY}"):
             file.unlink(missing_ok=True)  # which ends it

@@ -77,10 +77,10 @@ class Watch(StandIn, LoopRecorder):
             if recorder is None or self not in _open or recorder.pid != os.getpid():
                 recorder = self._begin()
             if recorder.has_room():
-                recorded = WatchedIterator(recorder, self._beat)
+                recorded = WatchedIterator(recorder)
         except Exception as error:
             say(f"not recording: {type(error).__name__}: {error}")
-        return recorded.over(self.loader) if recorded else iter(self.loader)
+        return recorded.through(self.loader) if recorded else iter(self.loader)
 
     def __bool__(self) -> bool:
         return bool(self.loader)
@@ -95,18 +95,23 @@ class Watch(StandIn, LoopRecorder):
         recorder = self.begin(self.loader)
         is_shown = self.live and not is_of_script and run_folders.own_rank() == "0"
         self._display = Display() if is_shown else None
+        recorder.each_beat = self._beat
         while len(_open) >= OPEN_MOST:
             _open[0].close()
         _open.append(self)
         _end_with_the_cell()
         return recorder
 
-    def _beat(self, now: int | None) -> None:
-        """Show how far the loop is; None says that a pass is over."""
+    def _beat(self, is_over: bool) -> None:
+        """Show how far the loop is; `is_over`: a pass has ended."""
         if self._recorder is None or self._display is None:
             return
-        show = self._display.final if now is None else self._display.line
-        show(progress_line(self._recorder))
+        show = self._display.final if is_over else self._display.line
+        try:
+            show(progress_line(self._recorder))
+        except Exception as error:  # a closed terminal must not end the recording
+            self._display = None
+            say(f"display stopped: {type(error).__name__}: {error}")
 
     def close(self, error: BaseException | None = None) -> None:
         """End the Run and show its diagnosis; `error` is what ended the loop, where one did."""

@@ -58,10 +58,10 @@ class Kept:
     def again(self) -> object:
         """Return the next of them."""
         self.batches.rotate(-1)
-        return copied(self.batches[-1])
+        return shallow_copy(self.batches[-1])
 
 
-def copied(batch: Any) -> object:
+def shallow_copy(batch: Any) -> object:
     """Return a list or dict of tensors as one that a loop may change; all else as it is."""
     return batch.copy() if type(batch) in (list, dict) else batch
 
@@ -69,9 +69,9 @@ def copied(batch: Any) -> object:
 def now_on_device() -> int:
     """Return the time once a GPU has done what it was given: the host runs ahead of it."""
     if torch := sys.modules.get("torch"):
-        device = device_in_use(torch)
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
+        from labkit.instruments import machine
+
+        machine.finish(device_in_use(torch))
     return now_ns()
 
 
@@ -104,7 +104,7 @@ class Headroom(StandIn):
         A pass that is `recorded` has none of the steps with kept batches in it.
         """
         step = began_ns = 0  # of a block
-        for _ in itertools.count() if length is None else range(length):
+        for _ in itertools.islice(itertools.count(), length):
             is_live = len(self.step_ns) % 2 == 0
             if recorded is not None and step == 0 and not is_live:
                 recorded.recorder.drop_pass()  # until it `is_new` again
@@ -118,7 +118,7 @@ class Headroom(StandIn):
                 except StopIteration:
                     return
                 self.kept.keep(batch)
-                yield copied(batch)
+                yield shallow_copy(batch)
             else:
                 yield self.kept.again()
             step += 1
@@ -143,8 +143,9 @@ class Headroom(StandIn):
             f"{self.high:.2f}x in half of {len(ratios)} pairs of blocks)."
         )
         if recorded is not None:
-            found = {"factor": self.factor, "low": self.low, "high": self.high}
-            recorded.recorder.log.write("headroom", text=self.text, **found)
+            recorded.recorder.log.write(
+                "headroom", text=self.text, factor=self.factor, low=self.low, high=self.high
+            )
 
     def __repr__(self) -> str:
         return f"{self.text}\n{CANNOT_SHOW}"

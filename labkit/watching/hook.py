@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from labkit.instruments import loader_hook, stack
-from labkit.instruments.before_calls import Before, Call, held
+from labkit.instruments.before_calls import Before, Call, attributes_of
 from labkit.instruments.hangs import say
 from labkit.instruments.loader_knobs import length_of
 from labkit.stamps.interrupts import signal_of
@@ -90,7 +90,7 @@ class WatchedScript:
         if any(frame.f_code.co_filename.startswith(SHOWN) for frame, _ in frames):
             return None  # within `lk.watch`, which records it
         place = users_place(frames)
-        dataset = held(loader).get("dataset")
+        dataset = attributes_of(loader).get("dataset")
         here = [loop for loop in self.loops if loop.place == place]
         same = [loop for loop in here if loop.dataset() is dataset]
         if place:
@@ -156,7 +156,7 @@ class WatchedScript:
         if found is not None and found.asked and found.recorder.has_room():
             self.passes[iterator] = HookedPass(found.recorder)
 
-    def stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def note_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note that an optimizer has made a step: one of a loop that trains, with its loaders."""
         going = {loop.began_ns: loop for loop in self.loops if loop.going}
         for loop in going.values():
@@ -186,7 +186,7 @@ def install(module: ModuleType) -> None:
         if HEADROOM:
             SCRIPT.hook_loaders(vars(module)["DataLoader"])
     else:  # torch.compile may trace what is hooked: not this
-        untraced = sys.modules["torch"]._disable_dynamo(lambda *given: SCRIPT.stepped(*given))
+        untraced = sys.modules["torch"]._disable_dynamo(lambda *given: SCRIPT.note_step(*given))
         module.register_optimizer_step_post_hook(untraced)
     atexit.unregister(SCRIPT.close)
     atexit.register(SCRIPT.close)

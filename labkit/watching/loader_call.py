@@ -12,7 +12,7 @@ import traceback
 from types import MethodType
 from typing import Any
 
-from labkit.instruments.before_calls import held
+from labkit.instruments.before_calls import attributes_of
 from labkit.instruments.loader_knobs import torch_loader
 from labkit.instruments.stack import is_a, is_users, variables
 
@@ -33,7 +33,7 @@ def call_of(loader: object) -> dict[str, object]:
         the object. `call` and `arguments` are None where the loader is no DataLoader.
     """
     names = _names_around(loader)
-    dataset = held(torch_loader(loader)).get("dataset")
+    dataset = attributes_of(torch_loader(loader)).get("dataset")
     call = None
     if is_a(loader, "torch.utils.data", "DataLoader"):
         is_torchs = type(loader) is sys.modules["torch.utils.data"].DataLoader
@@ -41,7 +41,7 @@ def call_of(loader: object) -> dict[str, object]:
     return {
         "loader": names.get(id(loader)),
         "streams": is_a(dataset, "torch.utils.data", "IterableDataset"),
-        "made": held(loader).get(MADE),
+        "made": attributes_of(loader).get(MADE),
         "call": call,
         "arguments": None if call is None else _arguments(loader, names),
     }
@@ -56,7 +56,7 @@ def in_trainer() -> bool:
 def _arguments(loader: object, names: Names) -> dict[str, str | None]:
     """Return the arguments of a DataLoader that are not PyTorch's defaults, as code."""
     data: Any = sys.modules["torch.utils.data"]
-    kept = held(loader)
+    kept = attributes_of(loader)
     parameters = inspect.signature(data.DataLoader).parameters
     given = {name: kept.get(name, each.default) for name, each in parameters.items()}
     if given["batch_sampler"] is not None:  # torch's own, where there is a size
@@ -64,7 +64,7 @@ def _arguments(loader: object, names: Names) -> dict[str, str | None]:
     shuffles = {"replacement": False, "_num_samples": None}
     shuffles |= {"data_source": given["dataset"], "generator": given["generator"]}
     sampler = given["sampler"]
-    if type(sampler) is data.RandomSampler and held(sampler) == shuffles:
+    if type(sampler) is data.RandomSampler and attributes_of(sampler) == shuffles:
         given["shuffle"] = True
     own = (data.SequentialSampler, data.dataloader._InfiniteConstantSampler)
     if given["shuffle"] or type(sampler) in own:

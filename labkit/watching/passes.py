@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from labkit.instruments.batch_contents import unseen
+from labkit.instruments.batch_contents import without_torch_modes
 from labkit.instruments.hangs import say
 from labkit.instruments.loader_hook import in_workers
 from labkit.stamps.events import now_ns
@@ -29,11 +29,9 @@ class Pass:
 
     number = 0  # among the recorder's passes
 
-    def __init__(self, recorder: Recorder, beat: Callable[[int | None], None] | None = None):
-        """`beat` is called twice a second with the time, ns, and with None when it is over."""
+    def __init__(self, recorder: Recorder):
         self.recorder = recorder
         self.steps = recorder.steps
-        self.beat = beat
         self.is_new = True  # until its first batch is here, or the first after an error or a pause
         self.waits = False  # for a batch
         self.asked = 0  # when the loop asked for the last one
@@ -62,7 +60,7 @@ class Pass:
         if self.number != self.recorder.going and not self.is_new:
             return batch
         try:
-            with unseen():
+            with without_torch_modes():
                 if self.is_new:
                     self._learn(batch)
                 self.steps.begin(ready, *self.recorder.batches.size_of(batch))
@@ -86,11 +84,10 @@ class Pass:
     def _write(self, now: int) -> int:
         """Write the steps that are over; return when the next batch is asked for."""
         recorder = self.recorder
-        recorder.hand_over(now)
+        recorder.write_steps(now)
         if recorder.has_room() and now > recorder.beat_at:
             recorder.look(sys._getframe(2), now)
-            if self.beat is not None:
-                self.beat(now)
+            recorder.each_beat(False)
         return now_ns()  # what this took is neither waiting nor body
 
     def end(self, how: str, error: BaseException | None = None) -> None:
@@ -100,8 +97,7 @@ class Pass:
             with OwnErrors():
                 recorder.end_pass(how, error)
                 self.is_new = True  # it may have failed, and be asked again
-                if self.beat is not None:
-                    self.beat(None)
+                recorder.each_beat(True)
 
     def _give_up(self, error: Exception) -> None:
         """Stop recording; the loop goes on."""
@@ -121,7 +117,7 @@ class WatchedIterator(Pass):
 
     iterator: Iterator[object]
 
-    def over(self, loader: Iterable[object]) -> Self:
+    def through(self, loader: Iterable[object]) -> Self:
         """Take its batches from a loader; the pass has failed where that has no iterator."""
         try:
             with in_workers(loader, self.recorder.next_recording()):

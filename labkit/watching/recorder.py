@@ -10,6 +10,7 @@ written when a pass is over.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import weakref
@@ -20,26 +21,123 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import quotas
 from labkit.instruments import loader_knobs, record_head
-from labkit.instruments.batch_contents import BatchFacts, Growth, dtype_of, largest_of, unseen
-from labkit.instruments.before_calls import held
-from labkit.instruments.hangs import PROGRESS, HangWatch
+from labkit.instruments.batch_contents import (
+    BatchFacts,
+    Growth,
+    dtype_of,
+    without_torch_modes,
+)
+from labkit.instruments.before_calls import attributes_of
+from labkit.instruments.hangs import (
+    IDLE,
+    IN_BODY,
+    LOOP,
+    PROGRESS,
+    SINCE,
+    STATE,
+    USUAL,
+    WAITING,
+    HangWatch,
+    progress_words,
+)
 from labkit.instruments.loader_hook import Recording
 from labkit.instruments.loader_work import LoaderWork
 from labkit.instruments.sampler import FLAG, Sampler
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.interrupts import OwnErrors
+from labkit.stamps.step_ring import FEW_SLOTS, Drain, FinishedStep, StepRing
 from labkit.watching import run_folders
 from labkit.watching.loader_call import call_of, in_trainer
-from labkit.watching.loop_steps import LoopSteps
 
 if TYPE_CHECKING:
     import torch
 
-    from labkit.stamps.timeline import AddStep, DeviceClock
+    from labkit.stamps.timeline import AddStep, DeviceClock, Mark
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
 BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
 LEAST_WARMUP = 3  # steps that the statistics leave out
+GATHER_NS = 100_000_000  # steps are written ten times a second
+MOST_STEPS = FEW_SLOTS // 2  # that wait in the ring to be written
+
+
+class LoopSteps:
+    """The step that goes on; one that is over goes into the ring, which outlives a kill.
+
+    On a GPU it does so when the device is through with it.
+    """
+
+    def __init__(self, folder: Path, log: EventLog):
+        self.ring = StepRing(folder, FEW_SLOTS)
+        self.drain = Drain(folder, log)
+        self.busy_with = progress_words(folder, LOOP)
+        self.clock: DeviceClock | None = None  # of a GPU; known when the first body has run
+        # The step that goes on
+        self.next = 0  # its number
+        self.asked = 0
+        self.ready = 0  # 0 while there is no body whose end could be stamped
+        self.batch = (0, 0)  # its samples and bytes
+        self.start: Mark | None = None
+        self.written_at = 0  # ns
+        # Sums over the steps so far, for the live line and for how long a step usually takes
+        self.samples = 0
+        self.wall_ns = 0
+        self.wait_ns = 0
+
+    def ask(self, now: int) -> None:
+        """The loop asks for a batch, and waits."""
+        self.asked = now
+        busy_with = self.busy_with
+        busy_with[SINCE] = now
+        busy_with[STATE] = WAITING
+
+    def begin(self, ready: int, samples: int = 0, batch_bytes: int = 0) -> None:
+        """The batch is here, and the body begins. There is no stamp of a copy: that is inside."""
+        self.ready = ready
+        self.batch = samples, batch_bytes
+        busy_with = self.busy_with
+        busy_with[SINCE] = ready
+        busy_with[STATE] = IN_BODY
+        if self.clock is not None:
+            self.start = self.clock.mark()
+
+    def end(self, now: int) -> bool:
+        """The body is over, and issued to its device; return whether it is time to write."""
+        ready = self.ready
+        samples, size = self.batch
+        stamps = (self.asked, ready, ready, now)
+        step = FinishedStep(self.next, stamps, samples, math.nan, batch_bytes=size)
+        self.next += 1
+        self.ready = 0
+        if self.start is None or self.clock is None:
+            self.ring.add(step)
+        else:
+            self.clock.in_flight.append((step, (self.start, self.clock.mark())))
+        return now - self.written_at > GATHER_NS or self.next - self.drain.next >= MOST_STEPS
+
+    def write(self, now: int = 0) -> None:
+        """Write the steps that are over, and that the device is through with."""
+        self.written_at = now
+        if self.clock is not None:
+            self.clock.collect()
+        for step in self.drain.drain():
+            asked, ready, _, done = step.stamps
+            self.samples += step.samples
+            self.wall_ns += done - asked
+            self.wait_ns += ready - asked
+        self.busy_with[USUAL] = self.wall_ns // max(1, self.drain.next)
+
+    def idle(self) -> None:
+        """The loop is busy with nothing, and what it does is no part of a step."""
+        self.ready = 0
+        self.start = None
+        self.busy_with[STATE] = IDLE
+
+    def finish(self) -> None:
+        """Give the device a moment for its last steps, and write them."""
+        if self.clock is not None:
+            self.clock.finish()
+        self.write()
 
 
 class Recorder:
@@ -96,6 +194,8 @@ class Recorder:
             self.ends.enter_context(HangWatch(lambda: [self.folder]))
         self.telemetry: Path | None = None  # a file that it goes on with
         self.beat_at = now_ns() + BEAT_NS  # when the loop's variables are looked at again
+        # Called twice a second, and when a pass is over, which it is told
+        self.each_beat: Callable[[bool], object] = lambda is_over: None
 
     # -- as the process of its Run -----------------------------------------------------------------
 
@@ -118,7 +218,7 @@ class Recorder:
         An older pass ends here, though its iterator may not be dropped yet.
         """
         if self.going:
-            self.hand_over()
+            self.write_steps()
         self._write_pass(began_ns)
         self.epoch += 1
         self.began_ns = began_ns
@@ -146,7 +246,7 @@ class Recorder:
     def end_pass(self, how: str, error: BaseException | None = None) -> None:
         """End the pass that goes on, and write how; `error` is that of one which "failed"."""
         with OwnErrors():  # a device that was lost
-            self.hand_over()
+            self.write_steps()
         if how == "exhausted":
             self.log.write("done")
         self.drop_pass()
@@ -181,7 +281,9 @@ class Recorder:
     def feed_from(self, loader: object) -> None:
         """Note whose items it has now."""
         with contextlib.suppress(TypeError):  # a list
-            self.dataset = weakref.ref(held(loader_knobs.torch_loader(loader)).get("dataset"))
+            self.dataset = weakref.ref(
+                attributes_of(loader_knobs.torch_loader(loader)).get("dataset")
+            )
 
     def trained_by(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer has made a step."""
@@ -191,10 +293,10 @@ class Recorder:
         if not self.has_begun:
             self.optimizer = self.optimizer or optimizer
 
-    def hand_over(self, now: int = 0) -> None:
+    def write_steps(self, now: int = 0) -> None:
         """Write the steps that have gathered."""
         if self.steps.next and not self.has_begun:
-            with unseen():
+            with without_torch_modes():
                 self._begin()
         self.steps.write(now)
 
@@ -203,9 +305,9 @@ class Recorder:
         weights: list[Any] = []
         dtype = None
         with OwnErrors():
-            groups = held(self.optimizer)["param_groups"]
+            groups = attributes_of(self.optimizer)["param_groups"]
             weights = [each for group in groups for each in group["params"]]
-            dtype = dtype_of(largest_of(weights))
+            dtype = dtype_of(weights)
         self.optimizer = None  # it is the script's
         dynamo: Any = sys.modules.get("torch._dynamo.utils")
         machine, self.steps.clock = machine_and_clock(self.steps.ring.add, weights)
@@ -247,13 +349,13 @@ class Recorder:
     def flush(self) -> None:
         """Write all that is known by now."""
         with OwnErrors():  # a device that was lost
-            self.hand_over()
+            self.write_steps()
             self.steps.finish()
         self.sampler.flush()
         if self.work is not None:
             self.work.flush()
         if self.growth.least:  # what had grown may be empty by now
-            self.log.write("growth", found=list(self.growth.found.values()))
+            self.log.write("growth", found=self.growth.found)
         self.batches.write_padding(self.log)
 
     def close(self, error: BaseException | None = None) -> None:

@@ -25,7 +25,7 @@ SITE = Path(__file__).parent / "site"  # on the PYTHONPATH of what `labkit watch
 of_script: str | None = os.environ.get("LABKIT_WATCHING") or None
 
 
-def hooked(**more: str) -> dict[str, str]:
+def watched_environment(**more: str) -> dict[str, str]:
     """Return our environment, with more, in which a script's Python finds the hook."""
     paths = filter(None, [str(SITE), os.environ.get("PYTHONPATH")])
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | more
@@ -51,7 +51,7 @@ def reach_children() -> bool:
 
 def own_rank() -> str:
     """Return the rank of this process, as its launcher names it; "0" without one."""
-    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
+    return os.environ.get("RANK", "0")
 
 
 def folders_in(folder: Path) -> list[Path]:
@@ -70,7 +70,7 @@ def rank_of(folder: Path) -> int:
     return int(rank) if rank.isdigit() else 0
 
 
-def started(command: list[str], **how: Any) -> subprocess.Popen[Any]:
+def start(command: list[str], **how: Any) -> subprocess.Popen[Any]:
     """Start a command in a session of its own; where we are killed, so is it (Linux).
 
     Nobody could end it by the process id that they know.
@@ -89,7 +89,7 @@ def run_in_foreground(command: list[str], env: dict[str, str], stdout: int | Non
     with contextlib.suppress(Exception):  # a closed stdout
         sys.stdout.flush()
     try:
-        script = started(command, stdout=stdout, env=env, close_fds=False)
+        script = start(command, stdout=stdout, env=env, close_fds=False)
     except OSError as error:
         raise ValueError(f"cannot start {command[0]!r}: {error.strerror}") from None
 

@@ -1,8 +1,9 @@
 """Changes the loader of a script that `labkit tune` runs, in the script's own process.
 
-`labkit tune -- python train.py` starts the script once for each trial, watched, with an `Order` in
-$LABKIT_TRIAL. The loader that is made in the order's place then gets other arguments, or hands out
-its first batches again and again. What comes of it stands in the record of the loop that it feeds.
+`labkit tune -- python train.py` starts the script once for each trial, watched, with a
+`LoaderChange` in $LABKIT_TRIAL. The loader that is made on its line then gets other arguments, or
+hands out its first batches again and again. What comes of it stands in the record of the loop that
+it feeds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, TypedDict
 
-from labkit.instruments.before_calls import held
+from labkit.instruments.before_calls import attributes_of
 from labkit.instruments.loader_knobs import OF_WORKERS, length_of
 from labkit.knobs import Settings
 from labkit.watching.headroom import Kept
@@ -24,49 +25,49 @@ from labkit.watching.hook import users_place
 from labkit.watching.loader_call import MADE
 
 
-class Order(TypedDict):
+class LoaderChange(TypedDict):
     """What one trial changes."""
 
-    site: str  # "file:line" where the loader is made; "": change nothing
+    made: str  # "file:line" where the loader is made; "": change nothing
     changes: Settings  # its other arguments
     ready: bool  # whether its first batches are handed out again and again
 
 
 def install(module: ModuleType, text: str) -> None:
-    """Hook torch's module of loaders, when it has just been loaded, as an `Order` in JSON asks.
+    """Hook torch's module of loaders, when it has just been loaded; `text`: a `LoaderChange`, JSON.
 
-    That is how a loader is made, which then knows where, and how a pass over it begins.
+    What is hooked is how a loader is made, which then knows where, and how a pass over it begins.
     """
     kind = vars(module).get("DataLoader")
     if kind is None:  # torch's optimizers
         return
-    order: Order = json.loads(text)
-    make, iterate = kind.__init__, kind.__iter__
+    change: LoaderChange = json.loads(text)
+    initialize, iterate = kind.__init__, kind.__iter__
     kept = Kept()
 
-    @functools.wraps(make)
-    def made(loader: Any, /, *args: Any, **kwargs: Any) -> None:
+    @functools.wraps(initialize)
+    def initialize_changed(loader: Any, /, *args: Any, **kwargs: Any) -> None:
         place = users_place(traceback.walk_stack(sys._getframe(1)))
-        site = f"{place[0]}:{place[1]}" if place else ""
-        if site == order["site"]:
-            kwargs = with_changes(kwargs, order["changes"])
-        make(loader, *args, **kwargs)
-        setattr(loader, MADE, site)
+        made = f"{place[0]}:{place[1]}" if place else ""
+        if made == change["made"]:
+            kwargs = with_changes(kwargs, change["changes"])
+        initialize(loader, *args, **kwargs)
+        setattr(loader, MADE, made)
 
     @functools.wraps(iterate)
-    def iterated(loader: Any) -> Iterator[object]:
+    def iterate_changed(loader: Any) -> Iterator[object]:
         batches = iterate(loader)
-        if order["ready"] and held(loader).get(MADE) == order["site"]:
-            again = replayed(kept, batches._next_data, length_of(loader))
+        if change["ready"] and attributes_of(loader).get(MADE) == change["made"]:
+            again = replay(kept, batches._next_data, length_of(loader))
             batches._next_data = again.__next__
         return batches
 
-    kind.__init__, kind.__iter__ = made, iterated
+    kind.__init__, kind.__iter__ = initialize_changed, iterate_changed
 
 
-def replayed(kept: Kept, live: Callable[[], object], length: int | None) -> Iterator[object]:
+def replay(kept: Kept, live: Callable[[], object], length: int | None) -> Iterator[object]:
     """Yield a loader's first batches, then these again and again: `length` in all."""
-    for _ in itertools.count() if length is None else range(length):
+    for _ in itertools.islice(itertools.count(), length):
         if not kept.is_full:
             try:
                 kept.keep(live())

@@ -31,7 +31,7 @@ from labkit.instruments.sampler import FLAG
 from labkit.stamps import timeline
 from labkit.stamps.events import EventLog, now_ns
 from labkit.stamps.step_ring import StepRing
-from labkit.watching import loop_steps
+from labkit.watching import recorder
 from labkit.watching.recorder import Recorder
 
 STEP_MS = 1.4
@@ -150,7 +150,7 @@ def main() -> None:
     steps = Steps()
     host = timeline.HostTimeline(StepRing(folder).add)
     show("recording a step", [steps.plain, lambda: steps.recorded(host)], STEPS)
-    loop_steps.GATHER_NS *= 2
+    recorder.GATHER_NS *= 2
     through = iter(watch(itertools.repeat(steps.batch), live=False))
     show("watching a step", [steps.plain, lambda: steps.train(next(through))], STEPS)
     show("timing an item of the loader", fetchers(folder), STEPS // 10, ITEMS)

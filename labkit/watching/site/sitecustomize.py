@@ -4,7 +4,8 @@ The folder comes through PYTHONPATH, so every Python that the script starts find
 happens until one of them imports torch's DataLoader or optimizers, which are then hooked
 (`labkit.watching.hook` to watch, `labkit.watching.trial_hook` to try a change).
 
-A script that has a `labkit` of its own, a folder or another version, keeps it and is not watched.
+A script that has a `labkit` of its own keeps it: another version of ours then watches it, and
+whatever else has that name does not.
 """
 
 import importlib.util
@@ -14,25 +15,22 @@ from importlib.machinery import PathFinder
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))  # of the package
-OURS = os.path.join(ROOT, "__init__.py")
 HOOKED = ["torch.utils.data.dataloader", "torch.optim.optimizer"]
 WATCHED = os.environ.get("LABKIT_WATCHING", "")  # now: a script may clear its environment
 TRIAL = os.environ.get("LABKIT_TRIAL", "")
-
-
-def labkit_spec():
-    """Return the spec of the package `labkit` that the script finds; else that of ours."""
-    ours = importlib.util.spec_from_file_location("labkit", OURS, submodule_search_locations=[ROOT])
-    return PathFinder.find_spec("labkit") or ours
 
 
 class Finder:
     """Finds our package, and the modules of `HOOKED` as others would; hooks each once loaded."""
 
     def find_spec(self, name, path=None, target=None):
-        """Return the spec of our package or of a module to hook; None of others."""
+        """Return the spec of `labkit`, the script's before ours, or of a module to hook."""
         if name == "labkit":
-            return labkit_spec()
+            file = os.path.join(ROOT, "__init__.py")
+            ours = importlib.util.spec_from_file_location(
+                name, file, submodule_search_locations=[ROOT]
+            )
+            return PathFinder.find_spec(name) or ours
         if name not in HOOKED:
             return None
         HOOKED.remove(name)  # so that this asks the other finders
@@ -51,9 +49,6 @@ class Finder:
 def hook(module):
     """Hook a module of theirs; whatever goes wrong here is not the script's affair."""
     try:
-        theirs = getattr(labkit_spec(), "origin", None)
-        if theirs is None or not os.path.samefile(theirs, OURS):
-            raise ImportError("the script has another labkit than the one that watches it")
         if TRIAL:
             importlib.import_module("labkit.watching.trial_hook").install(module, TRIAL)
         vars(importlib.import_module("labkit.watching.run_folders"))["of_script"] = WATCHED
