@@ -19,14 +19,16 @@ FIRST = "00_start_here.ipynb"
 
 @dataclass(frozen=True, repr=False)
 class Lab(Result):
-    """The course in a folder of the reader's, and its files that are new there."""
+    """The course in a folder of the reader's: its files that are new there, and those kept."""
 
     folder: str
     copied: list[str]
+    kept: list[str]  # that were there: the reader's own, or the course's
 
     def table(self) -> Table:
-        """Return what was copied, in one line."""
-        return Table((), title=f"{self.folder}: {len(self.copied)} files copied")
+        """Return in one line how many files were copied, and how many kept."""
+        kept = f", {len(self.kept)} kept as you have them" if self.kept else ""
+        return Table((), title=f"{self.folder}: {len(self.copied)} files copied{kept}")
 
 
 def course() -> Path:
@@ -40,16 +42,17 @@ def copy_course(folder: str | os.PathLike[str]) -> Lab:
 
     Raises OSError where nothing can be written there.
     """
-    copied = []
+    lab = Lab(os.path.abspath(folder), [], [])
 
     def copy(source: str, target: str) -> None:
-        if not os.path.exists(target):
+        is_there = os.path.exists(target)
+        (lab.kept if is_there else lab.copied).append(os.path.relpath(target, folder))
+        if not is_there:
             shutil.copyfile(source, target)
-            copied.append(os.path.relpath(target, folder))
 
     ignored = shutil.ignore_patterns(*NOT_COPIED)
     shutil.copytree(course(), folder, ignore=ignored, copy_function=copy, dirs_exist_ok=True)
-    return Lab(os.path.abspath(folder), sorted(copied))
+    return lab
 
 
 def open_lab(folder: str | os.PathLike[str]) -> int:

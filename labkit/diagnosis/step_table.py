@@ -80,7 +80,7 @@ def known_of(run: RunData, parts: np.ndarray, ranks_cores: float) -> Evidence:
         xray=run.xray_facts,
         lines=lines_of(run),
         knobs=run.pipeline.to_dict(),
-        formats=tensor_formats(machine.compute_capability),
+        formats=tensor_formats(machine.name, machine.compute_capability),
         compiles=not machine.compile_lacks,
         **facts,
     )
@@ -265,7 +265,7 @@ def of_trace(traced: Breakdown) -> Evidence:
         outside_share=host,
         compute_us=traced.step_us * compute,
         kernels=of_gpu(traced),
-        formats=tensor_formats(traced.compute_capability),
+        formats=tensor_formats(traced.device_name, traced.compute_capability),
         trace=traced,
     )
 

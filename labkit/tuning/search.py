@@ -89,9 +89,8 @@ class Search:
         finally:
             others = max((each.others for each in found.outcomes), default=0.0)
             if others > NEIGHBOURS:
-                found.notes.append(
-                    f"Other programs used up to {others:.0%} of the cores: only the pairs count."
-                )
+                worth = "only the pairs count" if found.pairs else "these numbers are doubtful"
+                found.notes.append(f"Other programs used up to {others:.0%} of the cores: {worth}.")
             found.seconds = time.monotonic() - begun_s
         return found
 

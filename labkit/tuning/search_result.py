@@ -147,6 +147,7 @@ class Tuning(Result):
                     "changes": trial.changes,
                     "error": trial.error,
                     "throughput": trial.rate or None,
+                    "gain": self._gain(trial),
                 }
                 for trial in self.tried
             ],
