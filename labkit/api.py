@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 COMPARED = ("throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms")
 SWEPT = ("throughput", "utilization", "wait_ms", "compute_ms")
+LEAST_TOLD = 0.05  # of a COMPARED number: less is printed as 0.0, and has no ratio to tell
 LEAST_NOISE = 0.02  # relative difference of throughput that two runs may always have
 
 
@@ -86,36 +87,20 @@ class Run(LiveResult[RunData], RunData):
         return [line] if line else []
 
 
-class RankRun(Run):
-    """One rank of a distributed run, read as part of the whole.
-
-    Its device counts as busy while it waits for others, as in nvidia-smi: see `Ranks.times`.
-    """
-
-    def __init__(self, whole: Ranks, rank: int):
-        """Take one rank of the `whole`, which reads for it."""
-        self.whole = whole
-        self.rank = rank
-        self.path = self.data.path
-        self.recorded = whole.recorded
-        self._process = whole._process
-
-    @property
-    def data(self) -> RunData:
-        """What its own log says now."""
-        return self.whole.data.runs[self.rank]
-
-
 class Ranks(LiveResult[RanksData], RanksData):
-    """A distributed run: `ranks[1]` is a Run, `len(ranks)` how many have begun."""
+    """A distributed run: `ranks[1]` is a Run, `len(ranks)` how many have begun.
+
+    A rank's device counts as busy while it waits for others, as in nvidia-smi: see `times`.
+    """
 
     KIND = RanksData
 
     def __len__(self) -> int:
         return len(self.data.runs)
 
-    def __getitem__(self, index: int) -> RankRun:
-        return RankRun(self, list(self.data.runs)[index])
+    def __getitem__(self, index: int) -> Run:
+        number, run = list(self.data.runs.items())[index]
+        return Run(run.path, self._process, self.recorded, lambda: self.data.runs[number])
 
     def diagnose(self) -> Diagnosis:
         """Name what holds the ranks back, and which of them does."""
@@ -264,7 +249,7 @@ class Comparison(Result):
         rows.append(["utilization", self.before.busy_text, self.after.busy_text, ""])
         for name in COMPARED:
             pair = [getattr(run, name) for run in (self.before, self.after)]
-            is_told = all(ms and ms > 0.05 for ms in pair)  # else it is a ratio of noise
+            is_told = all(number and number > LEAST_TOLD for number in pair)
             ratio = f"{pair[1] / pair[0]:.2f}x" if is_told else ""
             rows.append([name, *(each and f"{each:,.1f}" for each in pair), ratio])
         return Table(rows, ("", "before", "after", "ratio"), foot=(self.verdict,))
@@ -347,19 +332,19 @@ def launch(
         ValueError: The device that it names is not here.
         OSError: No process could be started.
     """
-    asked = spec.to_spec()
-    check_device(asked["pipeline"]["device"], asked.get("ranks", 0))
-    said: dict[str, Any] = {**asked}
-    if source is not None and "measure" not in asked:  # the other knobs act on no part of theirs
-        knobs = {name: asked["pipeline"][name] for name in LOADER_KNOBS}
-        said = {"pipeline": knobs, "watched": {"loader": f"DataLoader({source.name})"}}
+    described = spec.to_spec()
+    check_device(described["pipeline"]["device"], described.get("ranks", 0))
+    logged = described
+    if source is not None and "measure" not in described:  # other knobs act on no part of theirs
+        knobs = {name: described["pipeline"][name] for name in LOADER_KNOBS}
+        logged = {"pipeline": knobs, "watched": {"loader": f"DataLoader({source.name})"}}
     try:
         with launcher.starting() as handle:
             run = handle.folder.name
-            order: Any = {"run": run, "cache": str(folders.home()), "fault": fault, **asked}
+            order = {"run": run, "cache": str(folders.home()), "fault": fault, **described}
             if source is not None:
                 order["source"] = source.place(handle.folder)
-            handle.begin(order, spec_event(run, **said))
+            handle.begin(order, spec_event(run, **logged))
     except OSError as error:
         raise OSError(with_remedy(f"No run could be started: {error}.")) from error
-    return _live(asked)(handle.folder, handle)
+    return _live(described)(handle.folder, handle)

@@ -24,6 +24,7 @@ from labkit.text import noise
 
 if TYPE_CHECKING:
     import pandas
+    from typing_extensions import Self
 
 FREE = ("steps", "seconds", "xray", "device")  # knobs in which a run and its ranks may differ
 RANK_PARTS = ("wait", "compute", "others", "transfer", "other")  # of a rank's time
@@ -42,8 +43,10 @@ class RanksData(LogData):
         self._ranks: dict[int, RunData] = {}
 
     def _rank(self, number: int) -> RunData:
-        rank = RunData(self.path / f"rank{number}", recorded=self.recorded)
-        return self._ranks.setdefault(number, rank)
+        if number not in self._ranks:
+            folder = self.path / f"rank{number}"
+            self._ranks[number] = RunData(folder, recorded=self.recorded)
+        return self._ranks[number]
 
     def follow(self) -> bool:
         """Take in what has been written since, by the ranks too."""
@@ -59,19 +62,24 @@ class RanksData(LogData):
         else:
             self._rank(number).take_in(event)
 
-    @cached_property
-    def runs(self) -> dict[int, RunData]:
-        """What every rank's own log says; one that could not say how it ended did as all."""
-        end = self.event("end")
-        begun = {
-            number: rank.as_of_now(self.alive)
-            for number, rank in sorted(self._ranks.items())
-            if rank.event("spec")
-        }
-        for rank in begun.values():
+    def as_of_now(self, alive: bool) -> Self:
+        """Return what has been read by now, of each rank that has begun too.
+
+        A rank that could not say how it ended did as all.
+        """
+        now = super().as_of_now(alive)
+        begun = {number: rank for number, rank in self._ranks.items() if rank.event("spec")}
+        now._ranks = {number: begun[number].as_of_now(alive) for number in sorted(begun)}
+        end = now.event("end")
+        for rank in now._ranks.values():
             if end is not None and not any(map(rank.event, ENDINGS)):
                 rank.take_in(end)
-        return begun
+        return now
+
+    @property
+    def runs(self) -> dict[int, RunData]:
+        """What each rank's own log says, by its number."""
+        return self._ranks
 
     @property
     def first(self) -> RunData | None:
