@@ -87,20 +87,28 @@ class Run(LiveResult[RunData], RunData):
         return [line] if line else []
 
 
-class Ranks(LiveResult[RanksData], RanksData):
-    """A distributed run: `ranks[1]` is a Run, `len(ranks)` how many have begun.
+class RankRun(Run):
+    """A rank of a distributed run, whose log the whole reads.
 
-    A rank's device counts as busy while it waits for others, as in nvidia-smi: see `times`.
+    Its device counts as busy while it waits for others, as in nvidia-smi: see `Ranks.times`.
     """
+
+    def __init__(self, whole: Ranks, rank: int):
+        self.rank = rank
+        path = whole.data.runs[rank].path
+        super().__init__(path, whole._process, whole.recorded, lambda: whole.data.runs[rank])
+
+
+class Ranks(LiveResult[RanksData], RanksData):
+    """A distributed run: `ranks[1]` is a Run, `len(ranks)` how many have begun."""
 
     KIND = RanksData
 
     def __len__(self) -> int:
         return len(self.data.runs)
 
-    def __getitem__(self, index: int) -> Run:
-        number, run = list(self.data.runs.items())[index]
-        return Run(run.path, self._process, self.recorded, lambda: self.data.runs[number])
+    def __getitem__(self, index: int) -> RankRun:
+        return RankRun(self, list(self.data.runs)[index])
 
     def diagnose(self) -> Diagnosis:
         """Name what holds the ranks back, and which of them does."""

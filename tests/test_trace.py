@@ -237,6 +237,16 @@ def test_ranks_are_read_from_a_folder_or_an_archive(tmp_path, capsys):
         trace(packed)
 
 
+def test_files_that_do_not_say_their_rank_have_numbers_of_their_own(tmp_path):
+    plain = [STEP, kernel(1, 10, 20)]
+    named = {"distributedInfo": {"rank": 0}, "traceEvents": plain}
+    for name, content in {"a": plain, "b": named, "c": plain, "d": named}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    found = trace(tmp_path)
+    assert [(each.rank, each.source[0]) for each in found.ranks] == [(0, "d"), (1, "a"), (2, "c")]
+    assert "several traces" in found.notes[0] and "do not say their rank" in found.notes[1]
+
+
 def test_a_comparison_says_what_changed(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     slow = [STEP, op(0, 60), kernel(1, 10, 50), kernel(2, 60, 5, "t")]

@@ -127,7 +127,10 @@ def _device(meta: JsonObject) -> tuple[str, str | None]:
 
 
 def _of_ranks(path: Path) -> RankTraces:
-    """Read the traces of a folder or archive; of several of one rank, the last by name."""
+    """Read the traces of a folder or archive: each file is a rank of its own, or says whose.
+
+    Of several that say the same, the last by name is read.
+    """
     found = []
     notes = []
     for file in files_in(path):
@@ -137,12 +140,15 @@ def _of_ranks(path: Path) -> RankTraces:
             notes.append(f"{file.name} is not a profiler trace: left out.")
     if not found:
         raise TraceFile(path).error("holds no profiler trace", ONE_PER_RANK)
-    ranks = {}
-    for number, one in enumerate(sorted(found, key=lambda one: one.source)):
-        rank = number if one.rank is None else one.rank
-        ranks[rank] = replace(one, rank=rank)
-    if len(ranks) < len(found):
+    found.sort(key=lambda one: one.source)
+    ranks = {one.rank: one for one in found if one.rank is not None}
+    unnamed = [one for one in found if one.rank is None]
+    if len(ranks) + len(unnamed) < len(found):
         notes.append("Some ranks have several traces: the last by name was read.")
+    if ranks and unnamed:
+        notes.append("Files that do not say their rank have the numbers that are free, by name.")
+    free = sorted({*range(len(found))} - ranks.keys())
+    ranks |= {rank: replace(one, rank=rank) for rank, one in zip(free, unnamed, strict=False)}
     in_order = tuple(ranks[rank] for rank in sorted(ranks))
     return RankTraces(one_line(path.name), in_order, notes)
 
