@@ -80,11 +80,10 @@ class Run(LiveResult[RunData], RunData):
         return export(self.data, path, str(self.diagnose()), overwrite)
 
     def extra_lines(self) -> list[str]:
-        """Return a line with what was read from the x-ray, whose trace stays in the folder."""
-        from labkit.traces.read import xray_line
+        """Return what was read from the x-ray, whose trace stays in the folder."""
+        from labkit.traces.read import xray_lines
 
-        line = xray_line(self.data) if self.event("xray_trace") is None else None
-        return [line] if line else []
+        return xray_lines(self.data)
 
 
 class RankRun(Run):

@@ -194,7 +194,7 @@ def test_tensor_core_kernels_are_told_by_name_and_their_shares_are_of_kernel_tim
     shares = result.tensor_core_share, result.tensor_core_eligible_share
     assert shares == pytest.approx((10 / 80, 40 / 80))  # the step ends with 20 to go
     assert "Tensor Cores:" in str(result) and overflow(result.plot()) == []
-    assert [kernel["name"] for kernel in result.top_kernels] == ["relu", "sgemm", "volta_h884gemm"]
+    assert [*result.kernels_us] == ["relu", "sgemm", "volta_h884gemm"]
 
 
 def test_the_file_says_rank_and_device_and_several_devices_are_busy_together(read):

@@ -20,7 +20,6 @@ from labkit.spec import Pipeline
 from labkit.stamps.record import Event
 from labkit.stamps.step_classes import split_steps
 from labkit.stamps.steps import MOMENTS
-from labkit.text import noise
 
 if TYPE_CHECKING:
     import pandas
@@ -32,10 +31,6 @@ RANK_PARTS = ("wait", "compute", "others", "transfer", "other")  # of a rank's t
 
 class RanksData(LogData):
     """A distributed run at one moment: `runs[1]` is a rank's own, `len(runs)` how many began."""
-
-    NUMBERS = (
-        *LogData.NUMBERS, "world_size", "starve", "steps", "throughput"
-    )  # fmt: skip
 
     def __init__(self, path: Path, *, recorded: bool = False):
         """Take the log in a run's folder, and those of its ranks below; or a saved record."""
@@ -103,11 +98,6 @@ class RanksData(LogData):
         """The same pipeline for one process, on rank 0's device: `lk.run(ranks.alone)`."""
         return self.asked.but(device=self.pipeline.device)
 
-    @property
-    def not_applied(self) -> dict[str, str]:
-        """{knob: why not}; of `device`, why the ranks did not use the GPU."""
-        return self.first.not_applied if self.first else {}
-
     # Number of ranks that were asked for
     world_size: int = fact("spec", "ranks", default=0)
 
@@ -151,12 +141,7 @@ class RanksData(LogData):
         speedup = self.speedup(one)
         return speedup and speedup / len(self.runs)
 
-    # As text and as JSON
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the run's statistics, and each rank's, as JSON types."""
-        ranks = [{"rank": number, **run.to_dict()} for number, run in self.runs.items()]
-        return {**super().to_dict(), "ranks": ranks}
+    # As text
 
     @property
     def numbers(self) -> str:
@@ -170,7 +155,7 @@ class RanksData(LogData):
             f"waiting for data {shares.wait:.0%}, for each other {shares.others:.0%}, "
             f"exchanging gradients {shares.transfer:.0%}"
         )
-        return f"{text}; {noise(first.spread or 0.0)}" if first.noisy else text
+        return "; ".join(filter(None, [text, first.noise]))
 
     @property
     def what(self) -> str:
@@ -185,8 +170,8 @@ def rank_times(runs: Mapping[int, RunData]) -> pandas.DataFrame | None:
 
     A row a rank. It waits for data (`wait`), for another's gradients (`others`), and for the
     exchange as far as it was not overlapped (`transfer`); `compute` is without these, `other`
-    copies and Python between steps: shares of wall time, 0 to 1. A step took `step_ms` in the mean
-    of `steps`; `exchanging` is the share of them that exchanged gradients.
+    copies and Python between steps: shares of wall time, 0 to 1. `exchanging` is the share of the
+    measured `steps` that exchanged gradients.
 
     A bench's exchange has two stamps: a rank's gradients were complete, and all were averaged.
     Nothing stamps that of a watched script, where all but the wait for data may be waiting for the
@@ -217,7 +202,6 @@ def rank_times(runs: Mapping[int, RunData]) -> pandas.DataFrame | None:
     spent.append(np.clip(step - sum(spent), 0, None))
     shares = np.sum(spent, axis=2).T / step.sum(axis=1, keepdims=True)
     return pandas.DataFrame(shares, [*runs], list(RANK_PARTS)).assign(
-        step_ms=1e3 * step.mean(),
         steps=stop - start,
         exchanging=(complete > 0).mean(axis=1),
     )

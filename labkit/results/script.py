@@ -53,7 +53,10 @@ def script(what: Pipeline | RunData, *, before: Pipeline | RunData | None = None
         ValueError: It is neither, or a knob of it cannot be written: the message names it.
     """
     if before is not None:
-        return _difference(_knobs_of(before), _knobs_of(what))
+        old, new = (_code_of(_job_of(_knobs_of(each))).splitlines() for each in (before, what))
+        names = ("before/train.py", "after/train.py")
+        text = "\n".join(difflib.unified_diff(old, new, *names, lineterm="", n=1))
+        return Script(f"{text or '# nothing changed'}\n")
     asked = _pipeline_of(what)
     if isinstance(what, RunData):
         here = what.machine
@@ -85,14 +88,6 @@ def _knobs_of(what: Pipeline | RunData) -> Settings:
     return found | {name: value for name, value in asked.items() if value is not None}
 
 
-def _difference(before: Settings, after: Settings) -> Script:
-    """Return the lines that change, as a unified diff."""
-    old, new = (_code_of(_job_of(each)).splitlines() for each in (before, after))
-    names = ("before/train.py", "after/train.py")
-    text = "\n".join(difflib.unified_diff(old, new, *names, lineterm="", n=1))
-    return Script(f"{text or '# nothing changed'}\n")
-
-
 def whole_script(job: Settings, threads: int | None, about: str) -> str:
     """Return the script of a `job`, every knob with the value that runs; `threads` on a CPU.
 
@@ -118,11 +113,6 @@ def changed_lines(before: Settings, after: Settings) -> str:
     return "".join(f"{text}\n" for text in _statements(after) if text not in kept)
 
 
-def loader_line(knobs: Settings) -> str:
-    """Return the statement that makes a pipeline's loader; `knobs` as in `changed_lines`."""
-    return f"loader = {_loader_call(_job_of(knobs))}"
-
-
 def _job_of(knobs: Settings) -> Settings:
     """Return every knob, those that are missing or None with their defaults."""
     job = {name: knob.default for name, knob in KNOBS.items()}
@@ -134,10 +124,10 @@ def _statements(knobs: Settings) -> list[str]:
     """Return what a pipeline's script sets up, and what its loop does, statement by statement."""
     code = _code_of(_job_of(knobs))
     tree = ast.parse(code).body
-    functions = {node.name: node.body for node in tree if isinstance(node, ast.FunctionDef)}
-    [loop] = (node for node in functions["main"] if isinstance(node, ast.For))
     nodes: list[ast.stmt] = [node for node in tree if isinstance(node, ast.Assign)]
-    nodes += [node for node in functions["main"] if node.lineno < loop.lineno] + loop.body
+    [main] = (each for each in tree if isinstance(each, ast.FunctionDef) and each.name == "main")
+    for node in main.body:
+        nodes += node.body if isinstance(node, ast.For) else [node]
     lines = code.split("\n")
     texts = ("\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in nodes)
     return list(map(textwrap.dedent, texts))
