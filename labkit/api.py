@@ -29,6 +29,7 @@ from labkit.results.run_data import RunData
 from labkit.spec import KNOBS, LOADER_KNOBS, Pipeline
 from labkit.stamps.events import FILE_NAME
 from labkit.stamps.record import RecordError, Tail, head_of
+from labkit.text import one_line
 
 if TYPE_CHECKING:
     import pandas
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 
 COMPARED = ("throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms")
 SWEPT = ("throughput", "utilization", "wait_ms", "compute_ms")
+RECORDS = Path(__file__).parent / "records"
+SUFFIX = ".jsonl.gz"
+LISTED = ["name", "title", "hardware"]  # of the recorded runs
 LEAST_TOLD = 0.05  # of a COMPARED number: less is printed as 0.0, and has no ratio to tell
 LEAST_NOISE = 0.02  # relative difference of throughput that two runs may always have
 
@@ -290,6 +294,42 @@ def load(path: str | os.PathLike[str]) -> Loaded:
     if os.path.isdir(path):
         recover_loop(Path(path))
     return _live(head_of(path).get("spec", {}))(Path(path), recorded=True)
+
+
+def recorded(name: str | None = None) -> pandas.DataFrame | Loaded:
+    """List the recorded runs, or load the one called `name`; ValueError where it is not there.
+
+    They are `<machine>/<name>.jsonl.gz` in the package. Of several machines a GPU's comes first;
+    `"<machine>/<name>"` asks for one.
+    """
+    import pandas
+
+    rows = [row for row in map(_recorded_row, RECORDS.rglob(f"*{SUFFIX}")) if row]
+    rows.sort(key=lambda row: (row["kind"] != "gpu", row["hardware"], row["name"]))
+    if name is None:
+        return pandas.DataFrame(rows, columns=LISTED)
+    for row in rows:
+        if name in (row["name"], row["full"]):
+            return load(row["path"])
+    available = ", ".join(row["full"] for row in rows)
+    raise ValueError(f"Unknown record {name!r}; available: {available or 'none'}.")
+
+
+def _recorded_row(file: Path) -> dict[str, Any] | None:
+    """Return what a record's first events say of it; None where it is none."""
+    head = head_of(file)
+    if not head.keys() >= {"spec", "machine"}:
+        return None
+    spec, machine = head["spec"], head["machine"]
+    name = one_line(file.name.removesuffix(SUFFIX))
+    return {
+        "name": name,
+        "full": f"{file.parent.name}/{name}",
+        "title": spec.get("title", ""),
+        "hardware": machine["name"],
+        "kind": machine["kind"],
+        "path": file,
+    }
 
 
 def diagnose(

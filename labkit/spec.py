@@ -204,9 +204,6 @@ class Distributed(Spec):
                 f"device={self.pipeline.device!r}: ranks have a device each; use 'auto', 'cpu' or "
                 "'cuda' (CUDA_VISIBLE_DEVICES chooses the cards)."
             )
-        self._check_starve()
-
-    def _check_starve(self) -> None:
         for rank, knobs in self.starve.items():
             if rank not in range(self.ranks):
                 raise ValueError(f"starve={{{rank!r}: ...}}: use ranks 0 to {self.ranks - 1}.")

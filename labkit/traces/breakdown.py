@@ -110,14 +110,15 @@ class Breakdown(Result):
         """Share (0 to 1) of the step in which the device computes: kernels, on a CPU operators."""
         return self.shares["cpu_exec"] if self.gpu_utilization is None else self.gpu_utilization
 
-    def stored(self) -> dict[str, object]:
+    def to_record(self) -> dict[str, object]:
         """Return all fields that a saved record keeps; of the kernels those that take most."""
         kept = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
-        return kept | {"kernels_us": dict([*self.kernels_us.items()][:LISTED])}
+        kept["kernels_us"] = dict([*self.kernels_us.items()][:LISTED])
+        return kept
 
     def to_dict(self) -> dict[str, object]:
         """Return everything as JSON-ready values, under the attributes' names."""
-        return self.stored() | {"shares": self.shares, "utilization": self.utilization}
+        return self.to_record() | {"shares": self.shares, "utilization": self.utilization}
 
     def compare(self, after: Breakdown) -> TraceComparison:
         """Return what changed from this trace to `after`, another of one rank, else TraceError."""

@@ -3,7 +3,7 @@
 data/public_traces.json says where each lies, at a pinned commit. A file is accepted by its SHA-256
 alone and kept in the cache; a folder may take the network's place: $LABKIT_TRACES. Where the trace
 itself cannot be read, what was read from it before is in data/stored_traces.json: of each rank what
-`Breakdown.stored` returned, and an excerpt of its lanes.
+`Breakdown.to_record` returned, and an excerpt of its lanes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STORED_FILE = "stored_traces.json"
 SITE = "https://raw.githubusercontent.com"
 TIMEOUT_S = 20
 MAX_BYTES = 256 * 2**20  # ten times the largest: of more, the SHA-256 is another
-LISTED = ["name", "hardware", "title", "lesson", "repository"]
+LISTED = ["name", "hardware", "title", "lesson", "repository", "here"]
 
 
 def public_trace(name: str | None = None) -> Breakdown | RankTraces | pandas.DataFrame:
@@ -50,8 +50,8 @@ def public_trace(name: str | None = None) -> Breakdown | RankTraces | pandas.Dat
     if name is None:
         import pandas
 
-        listed = pandas.DataFrame.from_dict(known, orient="index").rename_axis("name").reset_index()
-        return listed[LISTED].assign(here=[_local(each) is not None for each in known.values()])
+        rows = [{"name": name, **each, "here": bool(_local(each))} for name, each in known.items()]
+        return pandas.DataFrame(rows, columns=LISTED)
     check_names([name], known, "trace")
     wanted = known[name]
     source = f"{name}: {wanted['hardware']}, {wanted['repository']}"

@@ -161,7 +161,7 @@ def xray_lines(run: RunData) -> list[str]:
     """Return the line for a saved record that keeps the x-ray of `run`, whose log has none."""
     found = None if run.event(XRAY_EVENT) else xray_of(run)
     event = {"event": XRAY_EVENT, "t_ns": 0}
-    return [json.dumps(event | found.stored(), allow_nan=False)] if found else []
+    return [json.dumps(event | found.to_record(), allow_nan=False)] if found else []
 
 
 @functools.lru_cache(maxsize=16)
@@ -173,7 +173,7 @@ def _of_file(path: Path) -> Breakdown | None:
 
 
 def breakdown_of(stored: Event) -> Breakdown | None:
-    """Rebuild what was `stored`, maybe by anybody: None unless all of it fits."""
+    """Rebuild what `to_record` returned, maybe by anybody: None unless all of it fits."""
     try:
         values = fields_in(Breakdown, stored)
         lanes = {name: np.array(spans, float) for name, spans in values.pop("lanes", {}).items()}
