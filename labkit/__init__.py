@@ -11,11 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for editors and type checkers; `_HOMES` says the same to Python
-    from labkit.api import Ranks, Run, diagnose, load
+    from labkit.api import Ranks, Run, diagnose, load, recorded
     from labkit.course.challenges import challenge
     from labkit.course.guess import check, guess
     from labkit.diagnosis.cost import cost
-    from labkit.library import recorded
     from labkit.prediction.prediction import predict
     from labkit.results.hardware import machine
     from labkit.results.script import script
@@ -53,7 +52,7 @@ _HOMES = {  # public name: the module that defines it
     "public_trace": "labkit.traces.public",
     "published": "labkit.results.templates",
     "Ranks": "labkit.api",
-    "recorded": "labkit.library",
+    "recorded": "labkit.api",
     "RecordError": "labkit.stamps.record",
     "Run": "labkit.api",
     "run": "labkit.view.running",

@@ -29,6 +29,7 @@ from labkit.results.run_data import RunData
 from labkit.spec import KNOBS, LOADER_KNOBS, Pipeline
 from labkit.stamps.events import FILE_NAME
 from labkit.stamps.record import RecordError, Tail, head_of
+from labkit.text import one_line
 
 if TYPE_CHECKING:
     import pandas
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 
 COMPARED = ("throughput", "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms")
 SWEPT = ("throughput", "utilization", "wait_ms", "compute_ms")
+RECORDS = Path(__file__).parent / "records"
+SUFFIX = ".jsonl.gz"
+LISTED = ["name", "title", "hardware"]  # of the recorded runs
+LEAST_TOLD = 0.05  # of a COMPARED number: less is printed as 0.0, and has no ratio to tell
 LEAST_NOISE = 0.02  # relative difference of throughput that two runs may always have
 
 
@@ -79,31 +84,22 @@ class Run(LiveResult[RunData], RunData):
         return export(self.data, path, str(self.diagnose()), overwrite)
 
     def extra_lines(self) -> list[str]:
-        """Return a line with what was read from the x-ray, whose trace stays in the folder."""
-        from labkit.traces.read import xray_line
+        """Return what was read from the x-ray, whose trace stays in the folder."""
+        from labkit.traces.read import xray_lines
 
-        line = xray_line(self.data) if self.event("xray_trace") is None else None
-        return [line] if line else []
+        return xray_lines(self.data)
 
 
 class RankRun(Run):
-    """One rank of a distributed run, read as part of the whole.
+    """A rank of a distributed run, whose log the whole reads.
 
     Its device counts as busy while it waits for others, as in nvidia-smi: see `Ranks.times`.
     """
 
     def __init__(self, whole: Ranks, rank: int):
-        """Take one rank of the `whole`, which reads for it."""
-        self.whole = whole
         self.rank = rank
-        self.path = self.data.path
-        self.recorded = whole.recorded
-        self._process = whole._process
-
-    @property
-    def data(self) -> RunData:
-        """What its own log says now."""
-        return self.whole.data.runs[self.rank]
+        path = whole.data.runs[rank].path
+        super().__init__(path, whole._process, whole.recorded, lambda: whole.data.runs[rank])
 
 
 class Ranks(LiveResult[RanksData], RanksData):
@@ -264,7 +260,7 @@ class Comparison(Result):
         rows.append(["utilization", self.before.busy_text, self.after.busy_text, ""])
         for name in COMPARED:
             pair = [getattr(run, name) for run in (self.before, self.after)]
-            is_told = all(ms and ms > 0.05 for ms in pair)  # else it is a ratio of noise
+            is_told = all(number and number > LEAST_TOLD for number in pair)
             ratio = f"{pair[1] / pair[0]:.2f}x" if is_told else ""
             rows.append([name, *(each and f"{each:,.1f}" for each in pair), ratio])
         return Table(rows, ("", "before", "after", "ratio"), foot=(self.verdict,))
@@ -298,6 +294,42 @@ def load(path: str | os.PathLike[str]) -> Loaded:
     if os.path.isdir(path):
         recover_loop(Path(path))
     return _live(head_of(path).get("spec", {}))(Path(path), recorded=True)
+
+
+def recorded(name: str | None = None) -> pandas.DataFrame | Loaded:
+    """List the recorded runs, or load the one called `name`; ValueError where it is not there.
+
+    They are `<machine>/<name>.jsonl.gz` in the package. Of several machines a GPU's comes first;
+    `"<machine>/<name>"` asks for one.
+    """
+    import pandas
+
+    rows = [row for row in map(_recorded_row, RECORDS.rglob(f"*{SUFFIX}")) if row]
+    rows.sort(key=lambda row: (row["kind"] != "gpu", row["hardware"], row["name"]))
+    if name is None:
+        return pandas.DataFrame(rows, columns=LISTED)
+    for row in rows:
+        if name in (row["name"], row["full"]):
+            return load(row["path"])
+    available = ", ".join(row["full"] for row in rows)
+    raise ValueError(f"Unknown record {name!r}; available: {available or 'none'}.")
+
+
+def _recorded_row(file: Path) -> dict[str, Any] | None:
+    """Return what a record's first events say of it; None where it is none."""
+    head = head_of(file)
+    if not head.keys() >= {"spec", "machine"}:
+        return None
+    spec, machine = head["spec"], head["machine"]
+    name = one_line(file.name.removesuffix(SUFFIX))
+    return {
+        "name": name,
+        "full": f"{file.parent.name}/{name}",
+        "title": spec.get("title", ""),
+        "hardware": machine["name"],
+        "kind": machine["kind"],
+        "path": file,
+    }
 
 
 def diagnose(
@@ -347,19 +379,19 @@ def launch(
         ValueError: The device that it names is not here.
         OSError: No process could be started.
     """
-    asked = spec.to_spec()
-    check_device(asked["pipeline"]["device"], asked.get("ranks", 0))
-    said: dict[str, Any] = {**asked}
-    if source is not None and "measure" not in asked:  # the other knobs act on no part of theirs
-        knobs = {name: asked["pipeline"][name] for name in LOADER_KNOBS}
-        said = {"pipeline": knobs, "watched": {"loader": f"DataLoader({source.name})"}}
+    described = spec.to_spec()
+    check_device(described["pipeline"]["device"], described.get("ranks", 0))
+    logged = described
+    if source is not None and "measure" not in described:  # other knobs act on no part of theirs
+        knobs = {name: described["pipeline"][name] for name in LOADER_KNOBS}
+        logged = {"pipeline": knobs, "watched": {"loader": f"DataLoader({source.name})"}}
     try:
         with launcher.starting() as handle:
             run = handle.folder.name
-            order: Any = {"run": run, "cache": str(folders.home()), "fault": fault, **asked}
+            order = {"run": run, "cache": str(folders.home()), "fault": fault, **described}
             if source is not None:
                 order["source"] = source.place(handle.folder)
-            handle.begin(order, spec_event(run, **said))
+            handle.begin(order, spec_event(run, **logged))
     except OSError as error:
         raise OSError(with_remedy(f"No run could be started: {error}.")) from error
-    return _live(asked)(handle.folder, handle)
+    return _live(described)(handle.folder, handle)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -27,7 +26,6 @@ WORDS = {
     "bool": "True or False",
     "int": "a whole number",
     "float": "a number",
-    "str": "a text",
 }
 NUMBERS = ("int", "float")
 SWITCHES = {"true": True, "false": False}
@@ -38,7 +36,7 @@ class Knob:
     """One setting: how to check it, read it from text and explain it."""
 
     name: str
-    kind: str  # "int", "float", "bool" or "str"
+    kind: str  # "int", "float", "bool", or "str" of one with choices
     default: Any
     help: str
     unit: str = ""
@@ -46,8 +44,6 @@ class Knob:
     high: float = math.inf
     reach: float | None = None  # how far a slider goes, where up to `high` is too wide to aim in
     choices: tuple | None = None
-    pattern: re.Pattern | None = None
-    takes: str = ""  # what matches `pattern`, in words
     auto: str = ""  # what None stands for; without it None is not taken
     # "loader": an argument of a DataLoader, under its name there; "workers": one of these that only
     # a loader with workers takes
@@ -57,12 +53,8 @@ class Knob:
     @property
     def allowed(self) -> str:
         """The values this knob takes, in words: what every error message ends with."""
-        words = WORDS[self.kind]
-        if self.choices:
-            words = ", ".join(map(repr, self.choices))
-        elif self.pattern:
-            words = self.takes
-        elif self.kind in NUMBERS:
+        words = ", ".join(map(repr, self.choices or ())) or WORDS[self.kind]
+        if self.kind in NUMBERS:
             words = f"{words} from {self.low:g} to {self.high:g} {self.unit}".rstrip()
         return f"{words}, or None ({self.auto})" if self.auto else words
 
@@ -75,23 +67,20 @@ class Knob:
         """Return `value` as this knob stores it; raise ValueError if it is not allowed."""
         if value is None and self.takes_none:
             return None
-        stored = self._stored(value)
+        stored = self._convert(value)
         if stored is None:
             raise ValueError(f"{self.name}={value!r} is not allowed: use {self.allowed}.")
         return stored
 
-    def _stored(self, value: object) -> Any:
+    def _convert(self, value: object) -> Any:
         """Return `value` as this knob stores it; None where it is not allowed."""
         if self.choices:
             is_one = any(value is choice or value == choice for choice in self.choices)
             return value if is_one else None
-        if self.kind in NUMBERS:
-            number = _number(value, whole=self.kind == "int")
-            return number if number is not None and self.low <= number <= self.high else None
         if self.kind == "bool":
             return bool(value) if isinstance(value, int) and value in (0, 1) else None
-        fits = isinstance(value, str) and (not self.pattern or self.pattern.fullmatch(value))
-        return value if fits else None
+        number = _number(value, whole=self.kind == "int")
+        return number if number is not None and self.low <= number <= self.high else None
 
     def parse(self, text: str) -> Any:
         """Read the knob from the command line; raise ValueError as `check` does."""

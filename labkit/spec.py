@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ from labkit import quotas
 from labkit.knobs import Knob, Settings, Spec, Trait, check_names, declares_knobs, knob
 from labkit.orders import Order
 
-DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,2})?")
+DEVICES = ("auto", "cpu", "mps", "cuda", *(f"cuda:{card}" for card in range(16)))
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: these record CUDA graphs
 PYTORCH_PREFETCH = 2  # the DataLoader's prefetch_factor where there are workers and nothing is said
 SIZE = {"kind": "int", "low": 1, "auto": "chosen for the device"}
@@ -60,7 +59,7 @@ class Pipeline(Spec):
         0, "loader processes; 0 prepares in the training loop", part="loader", low=0, high=128,
         reach=max(16, quotas.cpu_cores().count), traits=("starves", "outside step"))
     pin_memory: bool = knob(
-        False, "hand batches over in page-locked memory", part="loader")
+        False, "put batches into page-locked memory", part="loader")
     prefetch_factor: int | None = knob(
         None, "batches each worker keeps ready", part="workers", kind="int", low=1, high=1024,
         reach=16, auto=f"PyTorch's {PYTORCH_PREFETCH} with workers",
@@ -106,8 +105,7 @@ class Pipeline(Spec):
         0, "seed of weights, order and augmentation", low=0, high=2**31 - 1,
         traits=("outside step",))
     device: str = knob(
-        "auto", "auto picks the accelerator where there is one, else the CPU", pattern=DEVICE,
-        takes="'auto', 'cpu', 'mps', 'cuda' or 'cuda:N'")
+        "auto", "auto picks the accelerator where there is one, else the CPU", choices=DEVICES)
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -227,17 +225,12 @@ class Distributed(Spec):
     starve: Mapping[int, Settings] = field(default_factory=dict)  # {rank: {knob: value}}
 
     def __post_init__(self) -> None:
-        if not isinstance(self.pipeline, Pipeline):
-            raise ValueError(f"pipeline={self.pipeline!r}: give a labkit.Pipeline.")
         super().__post_init__()
         if self.pipeline.device not in ("auto", "cpu", "cuda"):
             raise ValueError(
                 f"device={self.pipeline.device!r}: ranks have a device each; use 'auto', 'cpu' or "
                 "'cuda' (CUDA_VISIBLE_DEVICES chooses the cards)."
             )
-        self._check_starve()
-
-    def _check_starve(self) -> None:
         for rank, knobs in self.starve.items():
             if rank not in range(self.ranks):
                 raise ValueError(f"starve={{{rank!r}: ...}}: use ranks 0 to {self.ranks - 1}.")
@@ -246,9 +239,4 @@ class Distributed(Spec):
 
     def to_spec(self) -> Order:
         """Return what the log's first event says of it."""
-        return {
-            "pipeline": self.pipeline.to_dict(),
-            "ranks": self.ranks,
-            "no_sync": self.no_sync,
-            "starve": {str(rank): dict(knobs) for rank, knobs in self.starve.items()},
-        }
+        return {**vars(self), "pipeline": self.pipeline.to_dict()}

@@ -16,26 +16,26 @@ MOST_IN_A_LINE = 10_000  # characters of a text that is part of one
 
 def printable(text: str) -> str:
     """Return `text` with every character that a terminal might obey as its escape: "\\x1b"."""
-    return STEERS.sub(_escaped, text)
+    return STEERS.sub(_escape, text)
 
 
 def one_line(text: str) -> str:
     """Return `text` as a part of one line: what breaks it or steers a terminal as its escape."""
-    return BREAKS.sub(_escaped, printable(text[:MOST_IN_A_LINE]))
+    return BREAKS.sub(_escape, printable(text[:MOST_IN_A_LINE]))
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escape(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()
 
 
-def with_texts(value: Any, change: Callable[[str], str], of_key: Callable[[str], str]) -> Any:
-    """Return a value of JSON with every text in it changed, and every key of a dict by `of_key`."""
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a value of JSON with every text in it changed, keys too."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, (list, tuple)):
-        return [with_texts(each, change, of_key) for each in value]
+        return [with_texts(each, change) for each in value]
     if isinstance(value, dict):
-        return {of_key(key): with_texts(each, change, of_key) for key, each in value.items()}
+        return {change(str(key)): with_texts(each, change) for key, each in value.items()}
     return value
 
 
@@ -49,8 +49,3 @@ def percent(share: float | None) -> str | None:
     if share is None:
         return None
     return f"{share:.0%}" if share >= 0.0995 else f"{share:.1%}"
-
-
-def noise(spread: float) -> str:
-    """Return what is said of a measurement whose `spread` (IQR over median) is above NOISY."""
-    return f"NOISY: throughput varied by {spread:.0%} (IQR/median)"

@@ -134,7 +134,7 @@ def ship(source: Path, target: Path, *, name: str, title: str) -> None:
     kept[0] |= {"name": name, "title": title}
     # what was read from an x-ray: the trace stays behind
     kept += map(json.loads, load(source).extra_lines())
-    shown = [with_texts(event, for_others, str) for event in kept]
+    shown = [with_texts(event, for_others) for event in kept]
     target.parent.mkdir(parents=True, exist_ok=True)
     with (
         saving.replacing(target, overwrite=True) as out,

@@ -222,7 +222,7 @@ def test_what_stands_in_a_file_is_drawn_as_text_of_one_line(tmp_path):
     trace = tmp_path / "trace.json"
     kernel = {"ph": "X", "cat": "kernel", "name": forged, "pid": forged, "ts": 1, "dur": 9}
     trace.write_bytes(TRACE + json.dumps(kernel).encode() + b"]}")
-    for text in (str(lk.trace(trace)), str(lk.diagnose(trace)), str(lk.trace(trace).top_kernels)):
+    for text in (str(lk.trace(trace)), str(lk.diagnose(trace)), str(lk.trace(trace).kernels_us)):
         assert not STEERS.search(text) and "\nBottleneck" not in text
 
 

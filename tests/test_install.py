@@ -61,7 +61,7 @@ def here(monkeypatch):
 @pytest.mark.parametrize(
     "device, has, unused, says",
     [
-        ("cuda:99", ["cpu"], None, "it is not here: use one of 'auto', 'cpu'."),
+        ("cuda:9", ["cpu"], None, "it is not here: use one of 'auto', 'cpu'."),
         ("mps", ["cpu"], None, "it is not here"),
         ("cuda", ["cpu"], UNUSED, "NVIDIA T4 cannot be used.*Remedy: a newer one"),
         ("cuda:2", ["cpu", "cuda:0"], None, "it is not here: use one of 'auto', 'cpu', 'cuda:0'"),

@@ -79,7 +79,7 @@ def test_a_trace_that_is_gone_leaves_what_was_read_from_it_which_says_so(tmp_pat
 
 @pytest.mark.parametrize("name", lk.public_trace()["name"])
 def test_what_is_stored_is_what_others_found(name, monkeypatch):
-    monkeypatch.setattr(public, "_here", Mock(side_effect=OSError("no network")))
+    monkeypatch.setattr(public, "_local", Mock(side_effect=OSError("no network")))
     found = lk.public_trace(name)
     assert diagnose(found).bottleneck == KNOWN[name]["bottleneck"]
     assert found.timeline()

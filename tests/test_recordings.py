@@ -37,10 +37,10 @@ def test_the_listing_says_what_on_what_and_passes_over_what_is_no_record(
     record = tmp_path / recording.slug(finished.machine.name) / "tiny.jsonl.gz"
     recording.ship(finished.path, record, name="tiny", title="a tiny run")
     record.with_name("bad.jsonl.gz").write_bytes(b"not a gzip file")
-    monkeypatch.setattr("labkit.library.RECORDS", tmp_path)
+    monkeypatch.setattr("labkit.api.RECORDS", tmp_path)
     listed = lk.recorded()
     assert list(listed["name"]) == ["tiny"] and list(listed["title"]) == ["a tiny run"]
-    monkeypatch.setattr("labkit.library.RECORDS", tmp_path / "missing")
+    monkeypatch.setattr("labkit.api.RECORDS", tmp_path / "missing")
     assert lk.recorded().empty
 
 

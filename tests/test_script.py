@@ -9,7 +9,7 @@ import pytest
 
 import labkit as lk
 from labkit import Pipeline
-from labkit.results.script import whole_script
+from labkit.results.script import changed_lines, whole_script
 from labkit.spec import automatic
 
 SHORT = {"steps": 6, "seconds": None, "xray": False, "device": "cpu", "width": 32, "depth": 2}
@@ -118,6 +118,14 @@ def test_a_change_is_shown_as_a_diff():
     slow, fast = map(lk.recorded, ("workers-0", "workers-4"))  # with knobs that were left open
     lines = lk.script(fast, before=slow)
     assert f"width={slow.pipeline.width}" in lines and "..." not in lines
+
+
+@pytest.mark.parametrize("knobs", [{"dataset": "array"}, {"stall_ms": 3.0}])
+def test_a_loader_to_paste_names_nothing_of_the_script_but_its_dataset(knobs):
+    slow = Pipeline(**knobs).to_dict()
+    changed = changed_lines(slow, slow | {"num_workers": 4})
+    exec(changed, names := {"DataLoader": lambda *given, **named: named, "dataset": []})
+    assert names["loader"] == {"batch_size": 16, "shuffle": True, "num_workers": 4}
 
 
 def test_a_script_is_made_of_pipelines_only():

@@ -194,7 +194,7 @@ def test_tensor_core_kernels_are_told_by_name_and_their_shares_are_of_kernel_tim
     shares = result.tensor_core_share, result.tensor_core_eligible_share
     assert shares == pytest.approx((10 / 80, 40 / 80))  # the step ends with 20 to go
     assert "Tensor Cores:" in str(result) and overflow(result.plot()) == []
-    assert [kernel["name"] for kernel in result.top_kernels] == ["relu", "sgemm", "volta_h884gemm"]
+    assert [*result.kernels_us] == ["relu", "sgemm", "volta_h884gemm"]
 
 
 def test_the_file_says_rank_and_device_and_several_devices_are_busy_together(read):
@@ -235,6 +235,16 @@ def test_ranks_are_read_from_a_folder_or_an_archive(tmp_path, capsys):
     packed.write_bytes(packed.read_bytes()[:200])
     with pytest.raises(ValueError, match="damaged|cut short"):
         trace(packed)
+
+
+def test_files_that_do_not_say_their_rank_have_numbers_of_their_own(tmp_path):
+    plain = [STEP, kernel(1, 10, 20)]
+    named = {"distributedInfo": {"rank": 0}, "traceEvents": plain}
+    for name, content in {"a": plain, "b": named, "c": plain, "d": named}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    found = trace(tmp_path)
+    assert [(each.rank, each.source[0]) for each in found.ranks] == [(0, "d"), (1, "a"), (2, "c")]
+    assert "several traces" in found.notes[0] and "do not say their rank" in found.notes[1]
 
 
 def test_a_comparison_says_what_changed(tmp_path, capsys, monkeypatch):

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from labkit.diagnosis.hot_lines import Lines
     from labkit.diagnosis.wall_shares import WallShares
-    from labkit.traces.breakdown import Breakdown
-    from labkit.traces.ranks import RankTraces
+    from labkit.traces.breakdown import Breakdown, RankTraces
 
 
 class NotMeasured(AttributeError):

@@ -6,7 +6,7 @@ says where a word begins to apply ("a pause", "uneven"): it was set by hand, and
 scores on the fault set and on users' scripts were reached with it.
 """
 
-from labkit.traces.ranks import WORTH_NAMING_A_STRAGGLER
+from labkit.traces.breakdown import WORTH_NAMING_A_STRAGGLER
 
 # Losses worth a name. Healthy runs of the calibration half came to about 0.1 for input (the
 # hand-over from a worker, and its share of the cores), 0.01 for transfer, 0.13 for launch (every

@@ -32,6 +32,12 @@ from labkit.stamps.step_ring import RING_NAME, recover
 
 MARK_NAME = "labkit-run"  # a file in a run's folder, which holds the folder's name
 PLAN_NAME = "launch.json"
+# Why a run is ended before its end: the kernel asked for it or is gone, its log cannot be written,
+# or the supervisor, or the process above it, was killed. The `end` event says so where it is a stop
+ASKED = "asked"
+GONE = "kernel gone"
+DISK_FULL = "disk full"
+UNGUARDED = "the supervisor was killed"
 LONGEST_END_S = 4.0  # that ending the processes of a run takes
 PAYLOADS = "*.pkl"  # the user's own objects, on their way to a bench that ended before
 
@@ -85,7 +91,7 @@ def clear(runs: Path) -> None:
             plan = json.loads(file.read(MOST_BYTES))  # whatever stands in it
             is_dead = plan["system"] == this_system() and not exists(plan["kernel_pid"])
             if is_dead and is_run(place.parent) and try_lock(file.fileno()):
-                clear_up(place.parent, stop="kernel gone", code=None)
+                clear_up(place.parent, stop=GONE, code=None)
 
 
 def wait_for_supervisor(folder: Path) -> None:

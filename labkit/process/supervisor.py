@@ -19,15 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from labkit.process import family, leftovers
-from labkit.process.leftovers import delete_run
+from labkit.process.leftovers import ASKED, DISK_FULL, GONE, UNGUARDED, delete_run
 from labkit.process.output import Output, read_now
 from labkit.stamps.events import SPEC_NAME, EventLog
 from labkit.stamps.step_ring import DRAIN_S, Drain
 
 GRACE_S = 1.0  # between asking the bench to stop and killing it
 GRACE_WITHOUT_KERNEL_S = 0.2
-GONE = "kernel gone"
-UNGUARDED = "the supervisor was killed"  # it, or the process above it
 
 
 class Supervisor:
@@ -39,7 +37,7 @@ class Supervisor:
         self.bench: subprocess.Popen | None = None
         self.code: int | None = None  # that the bench ended with; negative ones are signals
         self.going = self.plan["idle_s"] is None  # else a standby: it waits for its run
-        self.cause: str | None = None  # of a stop: "asked", "disk full", or one of the above
+        self.cause: str | None = None  # of a stop: one of those in `leftovers`
         self.kill_at = float("inf")
         self.output: Output | None = None  # what the bench prints
         self.pipes: dict[int, Callable[[], bytes | None]] = {}  # {file: what reads what is there}
@@ -50,7 +48,7 @@ class Supervisor:
         """Start everything, wait for the end of the run, clean up, write the `end` event."""
         # The kernel's interrupt is not ours. A handler, as an ignored signal would be inherited.
         signal.signal(signal.SIGINT, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: self.stop("asked"))
+        signal.signal(signal.SIGTERM, lambda *_: self.stop(ASKED))
         if family.LINUX:
             signal.signal(signal.SIGHUP, lambda *_: self._lose_guard())
             family.adopt_orphans()
@@ -66,10 +64,10 @@ class Supervisor:
             self._react(DRAIN_S)
             steps.drain()
             if log.error is not None:
-                self.stop("disk full")
+                self.stop(DISK_FULL)
         self._clean_up()
         steps.remove()
-        if self.cause == "disk full":
+        if self.cause == DISK_FULL:
             why = f"the event log could not be written: {log.error}"
         elif self.cause == UNGUARDED:
             why = UNGUARDED
@@ -157,7 +155,7 @@ class Supervisor:
         if data == b"":
             self.stop(GONE)
         elif b"stop" in said:
-            self.stop("asked")
+            self.stop(ASKED)
         return data
 
     def _react(self, longest_s: float) -> None:

@@ -15,7 +15,7 @@ class CoreUse:
     cores: int | None = None  # that the run may use
     own: float | None = None  # that it used
     others: float | None = None  # of its cores, that other programs used
-    in_line: float | None = None  # threads of the run that waited for a core
+    waiting: float | None = None  # threads of the run that waited for a core
 
     @property
     def others_share(self) -> float:
@@ -28,18 +28,18 @@ class CoreUse:
 
         With the cores alone the run would have used as many as it had threads at work or in line.
         """
-        if self.own is None or self.in_line is None:
+        if self.own is None or self.waiting is None:
             return None
-        alone = min(self.own + self.in_line, self.cores or math.inf)
+        alone = min(self.own + self.waiting, self.cores or math.inf)
         return max(0.0, 1 - self.own / max(alone, 1e-9))
 
     @classmethod
     def of(cls, run: RunData, ranks_cores: float = 0.0) -> CoreUse:
         """Return what was recorded of a run; other ranks of the same job used `ranks_cores`."""
         cores = run.machine.cpu_cores
-        own, everyone, in_line, here = map(run.mean_reading, ("own_cpu", "cpu", "line_cpu", "cpus"))
+        own, everyone, waiting, here = map(run.mean_reading, ("own_cpu", "cpu", "line_cpu", "cpus"))
         if own is None or everyone is None or not here:
             return cls(cores)
         spare = max(0.0, here - (cores or here))  # who is on cores beyond the run's takes nothing
         others = max(0.0, (everyone - own) * here - spare - ranks_cores)
-        return cls(cores, own * here, others, in_line and in_line * here)
+        return cls(cores, own * here, others, waiting and waiting * here)

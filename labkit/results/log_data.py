@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -28,9 +28,6 @@ def fact(event: str, *keys: str, default: object = None) -> Any:
 
 class LogData:
     """What a log says of its run. Only who reads the log adds to it; others have it `as_of_now`."""
-
-    NUMBERS: ClassVar[tuple[str, ...]] = ("id", "utc", "recorded", "outcome", "error", "mark")
-    """The attributes that `to_dict` and `--json` list."""
 
     def __init__(self, path: Path, *, recorded: bool = False):
         """Take the log in a run's folder, of which `follow` reads; or a saved record."""
@@ -144,11 +141,6 @@ class LogData:
     def what(self) -> str:
         """What was measured, as in the parentheses of `Run(...)`."""
         raise NotImplementedError
-
-    def to_dict(self) -> dict[str, object]:
-        """Return what was measured under its attributes' names, as JSON types."""
-        numbers = {name: getattr(self, name) for name in self.NUMBERS}
-        return {**numbers, "machine": self.machine.to_dict()}
 
     def __repr__(self) -> str:
         mark = f"{self.mark}: " if self.mark else ""

@@ -26,6 +26,30 @@ POLL_S = 0.05  # between two looks at a run that goes on
 Data = TypeVar("Data", bound=LogData)
 
 
+class LogReader(Generic[Data]):
+    """Reads a log as it grows. A lock, as a panel stops its run in another thread."""
+
+    def __init__(self, log: Data, process: Any):
+        """Read a saved record at once; else `process`, or a dead one, writes the log."""
+        self._log = log
+        self._process = process
+        self._lock = threading.Lock()
+        for event in events_of(log.path) if log.recorded else ():
+            log.take_in(event)
+        self._snapshot = log.as_of_now(alive=not log.recorded)  # the last one
+
+    def read(self) -> Data:
+        """Return what the log says now; the last snapshot where there is nothing new."""
+        with self._lock:
+            last = self._snapshot
+            if self._log.recorded or (not last.alive and last.event("end")):
+                return last  # nothing will follow
+            alive = self._process is not None and self._process.alive()
+            if self._log.follow() or alive != last.alive:
+                self._snapshot = self._log.as_of_now(alive)
+            return self._snapshot
+
+
 class LiveResult(Generic[Data]):
     """A run that may still go on, and its log. It can be waited for, ended and saved.
 
@@ -41,32 +65,28 @@ class LiveResult(Generic[Data]):
             if not name.startswith("__") and getattr(cls, name) is value:
                 setattr(cls, name, property(attrgetter(f"data.{name}"), doc=value.__doc__))
 
-    def __init__(self, path: Path, process: Any = None, recorded: bool = False):
+    def __init__(
+        self,
+        path: Path,
+        process: Any = None,
+        recorded: bool = False,
+        read: Callable[[], Data] | None = None,
+    ):
         """Follow a run's folder, or read a saved record.
 
         `process` writes it: a supervisor's handle, a watched loop or a replay, which says whether
-        it is `alive()`, and can `stop()` and `join()`.
+        it is `alive()`, and can `stop()` and `join()`. Of a part of a larger record `read` returns
+        the data of now.
         """
         self.path = Path(path)
         self.recorded = recorded
         self._process = process
-        self._reading = threading.Lock()  # a panel stops its run in another thread
-        self._log = self.KIND(self.path, recorded=recorded)
-        for event in events_of(path) if recorded else ():
-            self._log.take_in(event)
-        self._then = self._log.as_of_now(alive=not recorded)  # the last snapshot
+        self._read = read or LogReader(self.KIND(self.path, recorded=recorded), process).read
 
     @property
     def data(self) -> Data:
         """What its log says now: a snapshot, which stays as it is while the run goes on."""
-        with self._reading:
-            then = self._then
-            if self.recorded or (not then.alive and then.event("end")):
-                return then  # nothing will follow
-            alive = self._process is not None and self._process.alive()
-            if self._log.follow() or alive != then.alive:
-                self._then = self._log.as_of_now(alive)
-            return self._then
+        return self._read()
 
     def wait(self, each: Callable[[Self], object] | None = None) -> Self:
         """Block until the run has ended, calling `each(run)` as it grows. An interrupt stops it.
@@ -76,11 +96,8 @@ class LiveResult(Generic[Data]):
         try:
             return self.wait_or_raise(each)
         except KeyboardInterrupt:
-            ended = self.data
-            if ended.running or not in_notebook():
+            if self.data.running or not in_notebook():
                 raise
-            if ended.outcome == "stopped":
-                print("stopped: what was measured by then is in what this returned.")
             return self
 
     def wait_or_raise(self, each: Callable[[Self], object] | None = None) -> Self:

@@ -68,10 +68,6 @@ class MeasurementsData(Result, LogData):
             return None
         return events[0].get("error")
 
-    def to_dict(self) -> dict[str, object]:
-        """Everything measured, as JSON types."""
-        return {**LogData.to_dict(self), "measure": self.name, "rows": self.all_rows}
-
     def __len__(self) -> int:
         return len(self.all_rows)
 

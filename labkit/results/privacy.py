@@ -19,20 +19,20 @@ SCRIPTS = (".py", ".sh", ".ipynb", ".exe")
 RUNS_MODULES = re.compile(r"(python|pypy|torchrun|accelerate|deepspeed)[\w.]*")
 
 
-def shown_command(command: list[str]) -> list[str]:
-    """Return the program of a command and the script or module that it runs, without folders.
+def script_of(command: list[str]) -> str:
+    """Return the script or module that a command runs, without folders, or else its program.
 
     What else stands in a command may be a secret.
     """
     program = Path(command[0]).name
-    for place, word in enumerate(command[1:], 1):
+    for word, following in zip(command[1:], [*command[2:], ""], strict=True):
         if word == "-c":
             break
         if word == "-m" and RUNS_MODULES.fullmatch(program):
-            return [program, *command[place : place + 2]]
+            return following
         if word.endswith(SCRIPTS) and not word.startswith("-") and "=" not in word:
-            return [program, Path(word).name]
-    return [program]
+            return Path(word).name
+    return program
 
 
 def for_others(text: str) -> str:

@@ -20,10 +20,10 @@ from labkit.spec import Pipeline
 from labkit.stamps.record import Event
 from labkit.stamps.step_classes import split_steps
 from labkit.stamps.steps import MOMENTS
-from labkit.text import noise
 
 if TYPE_CHECKING:
     import pandas
+    from typing_extensions import Self
 
 FREE = ("steps", "seconds", "xray", "device")  # knobs in which a run and its ranks may differ
 RANK_PARTS = ("wait", "compute", "others", "transfer", "other")  # of a rank's time
@@ -32,18 +32,16 @@ RANK_PARTS = ("wait", "compute", "others", "transfer", "other")  # of a rank's t
 class RanksData(LogData):
     """A distributed run at one moment: `runs[1]` is a rank's own, `len(runs)` how many began."""
 
-    NUMBERS = (
-        *LogData.NUMBERS, "world_size", "starve", "steps", "throughput"
-    )  # fmt: skip
-
     def __init__(self, path: Path, *, recorded: bool = False):
         """Take the log in a run's folder, and those of its ranks below; or a saved record."""
         super().__init__(path, recorded=recorded)
         self._ranks: dict[int, RunData] = {}
 
     def _rank(self, number: int) -> RunData:
-        rank = RunData(self.path / f"rank{number}", recorded=self.recorded)
-        return self._ranks.setdefault(number, rank)
+        if number not in self._ranks:
+            folder = self.path / f"rank{number}"
+            self._ranks[number] = RunData(folder, recorded=self.recorded)
+        return self._ranks[number]
 
     def follow(self) -> bool:
         """Take in what has been written since, by the ranks too."""
@@ -59,19 +57,24 @@ class RanksData(LogData):
         else:
             self._rank(number).take_in(event)
 
-    @cached_property
-    def runs(self) -> dict[int, RunData]:
-        """What every rank's own log says; one that could not say how it ended did as all."""
-        end = self.event("end")
-        begun = {
-            number: rank.as_of_now(self.alive)
-            for number, rank in sorted(self._ranks.items())
-            if rank.event("spec")
-        }
-        for rank in begun.values():
+    def as_of_now(self, alive: bool) -> Self:
+        """Return what has been read by now, of each rank that has begun too.
+
+        A rank that could not say how it ended did as all.
+        """
+        now = super().as_of_now(alive)
+        begun = {number: rank for number, rank in self._ranks.items() if rank.event("spec")}
+        now._ranks = {number: begun[number].as_of_now(alive) for number in sorted(begun)}
+        end = now.event("end")
+        for rank in now._ranks.values():
             if end is not None and not any(map(rank.event, ENDINGS)):
                 rank.take_in(end)
-        return begun
+        return now
+
+    @property
+    def runs(self) -> dict[int, RunData]:
+        """What each rank's own log says, by its number."""
+        return self._ranks
 
     @property
     def first(self) -> RunData | None:
@@ -94,11 +97,6 @@ class RanksData(LogData):
     def alone(self) -> Pipeline:
         """The same pipeline for one process, on rank 0's device: `lk.run(ranks.alone)`."""
         return self.asked.but(device=self.pipeline.device)
-
-    @property
-    def not_applied(self) -> dict[str, str]:
-        """{knob: why not}; of `device`, why the ranks did not use the GPU."""
-        return self.first.not_applied if self.first else {}
 
     # Number of ranks that were asked for
     world_size: int = fact("spec", "ranks", default=0)
@@ -143,12 +141,7 @@ class RanksData(LogData):
         speedup = self.speedup(one)
         return speedup and speedup / len(self.runs)
 
-    # As text and as JSON
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the run's statistics, and each rank's, as JSON types."""
-        ranks = [{"rank": number, **run.to_dict()} for number, run in self.runs.items()]
-        return {**super().to_dict(), "ranks": ranks}
+    # As text
 
     @property
     def numbers(self) -> str:
@@ -162,7 +155,7 @@ class RanksData(LogData):
             f"waiting for data {shares.wait:.0%}, for each other {shares.others:.0%}, "
             f"exchanging gradients {shares.transfer:.0%}"
         )
-        return f"{text}; {noise(first.spread or 0.0)}" if first.noisy else text
+        return "; ".join(filter(None, [text, first.noise]))
 
     @property
     def what(self) -> str:

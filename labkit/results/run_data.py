@@ -19,7 +19,7 @@ from labkit.spec import KNOBS, PX, STEPS, Pipeline
 from labkit.stamps.event_shapes import MOST
 from labkit.stamps.record import Event, RecordError
 from labkit.stamps.step_classes import CLASSES, StepClock, split_steps, unevenness
-from labkit.text import noise, percent
+from labkit.text import percent
 
 if TYPE_CHECKING:
     import pandas
@@ -78,11 +78,11 @@ def pipeline_of(knobs: Settings, is_watched: object = None) -> Pipeline:
 class RunData(LogData):
     """One measured run at one moment. Statistics leave out the warm-up."""
 
-    NUMBERS = (
-        *LogData.NUMBERS, "steps", "samples", "warmup", "utilization", "throughput", "step_ms",
-        "wait_ms", "copy_ms", "compute_ms", "other_ms", "spread", "noisy", "no_events",
-        "peak_memory_gib", "energy_j", "mfu", "mbu", "not_applied",
-        "busy_at_least", "padding",
+    NUMBERS = (  # in its JSON
+        "id", "utc", "recorded", "outcome", "error", "mark",
+        "steps", "samples", "warmup", "utilization", "busy_at_least", "throughput",
+        "step_ms", "wait_ms", "copy_ms", "compute_ms", "other_ms", "spread", "noisy", "no_events",
+        "peak_memory_gib", "energy_j", "mfu", "mbu", "not_applied", "padding",
     )  # fmt: skip
 
     # What ran
@@ -358,6 +358,11 @@ class RunData(LogData):
         return (self.spread or 0.0) > NOISY
 
     @property
+    def noise(self) -> str:
+        """What is said where it is noisy; else ""."""
+        return f"NOISY: throughput varied by {self.spread:.0%} (IQR/median)" if self.noisy else ""
+
+    @property
     def energy_j(self) -> float | None:
         """Energy the card used while training, from its own counter; None where it has none."""
         _, joules = self.readings("energy_j")
@@ -380,10 +385,9 @@ class RunData(LogData):
         Else what `lk.peaks()` had measured there, on as many threads, before the run ended; or
         None.
         """
-        work: Event = self.event("work") or {}
-        kind, name = str(work.get("precision")), self.machine.name
-        rates = work.get("roof") or {}
-        rate, memory, source = rates.get(kind), rates.get("bandwidth"), f"measured on {name}"
+        kind, name = self.fact_of("work", "precision"), self.machine.name
+        roof = self.fact_of("work", "roof", default={})
+        rate, memory, source = roof.get(kind), roof.get("bandwidth"), f"measured on {name}"
         sheet = card(name)
         if sheet and kind in sheet["tflop_per_s"]:
             rate, memory = sheet["tflop_per_s"][kind] * 1e12, sheet["gb_per_s"] * 1e9
@@ -401,8 +405,8 @@ class RunData(LogData):
     @cached_property
     def mbu(self) -> float | None:
         """As `mfu`, of bytes that have to move (a lower bound); None where the cache holds them."""
-        work = self.event("work")
-        if work is None or work["held_bytes"] <= (work.get("cache_bytes") or 0):
+        held, cache = (self.fact_of("work", of, default=0) for of in ("held_bytes", "cache_bytes"))
+        if held <= cache:
             return None
         return self._share_of_peak("bytes", self.peak and self.peak.byte_per_s)
 
@@ -414,10 +418,10 @@ class RunData(LogData):
         Gray, CVPR 2016). What that brings above 1 counts as 1. Far above, others used the machine
         while its peak was measured.
         """
-        work = self.event("work")
-        if not work or work["samples"] <= 0 or not work[what] or not self.throughput or not per_s:
+        amount, samples = (self.fact_of("work", of, default=0) for of in (what, "samples"))
+        if not amount or samples <= 0 or not self.throughput or not per_s:
             return None
-        reached = work[what] / work["samples"] * self.throughput / per_s
+        reached = amount / samples * self.throughput / per_s
         return None if reached > NO_PEAK else min(reached, 1.0)
 
     # As text and as JSON
@@ -425,7 +429,8 @@ class RunData(LogData):
     def to_dict(self) -> dict[str, object]:
         """Return the run's statistics under their attribute names, as JSON types."""
         return {
-            **super().to_dict(),
+            **{name: getattr(self, name) for name in self.NUMBERS},
+            "machine": self.machine.to_dict(),
             "peak": self.peak and str(self.peak),
             "loss": [None if math.isnan(loss) else loss for loss in self.loss],
             "pipeline": self.pipeline.to_dict(),
@@ -452,10 +457,10 @@ class RunData(LogData):
         means = {"wait": self.wait_ms, "copy": self.copy_ms}
         means |= {body: self.compute_ms, "other": self.other_ms}
         parts = ", ".join(f"{name} {ms:.1f}" for name, ms in means.items() if ms is not None)
-        said = [
+        facts = [
             f"{self.in_short}, step {self.step_ms:.1f} ms ({parts})",
             self.mfu and f"MFU {percent(self.mfu)} of {self.peak}",
             self.pipeline.simulated_delay and f"simulated delay: {self.pipeline.simulated_delay}",
-            self.noisy and noise(self.spread or 0.0),
+            self.noise,
         ]
-        return "; ".join(filter(None, said))
+        return "; ".join(filter(None, facts))

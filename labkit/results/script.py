@@ -53,8 +53,11 @@ def script(what: Pipeline | RunData, *, before: Pipeline | RunData | None = None
         ValueError: It is neither, or a knob of it cannot be written: the message names it.
     """
     if before is not None:
-        return _difference(_as_asked(before), _as_asked(what))
-    asked = _asked(what)
+        old, new = (_code_of(_job_of(_knobs_of(each))).splitlines() for each in (before, what))
+        names = ("before/train.py", "after/train.py")
+        text = "\n".join(difflib.unified_diff(old, new, *names, lineterm="", n=1))
+        return Script(f"{text or '# nothing changed'}\n")
+    asked = _pipeline_of(what)
     if isinstance(what, RunData):
         here = what.machine
         job, left_out = what.pipeline.to_dict(), what.not_applied
@@ -70,7 +73,7 @@ def script(what: Pipeline | RunData, *, before: Pipeline | RunData | None = None
     return Script(whole_script(job, here.threads if job["device"] == "cpu" else None, about))
 
 
-def _asked(what: Pipeline | RunData) -> Pipeline:
+def _pipeline_of(what: Pipeline | RunData) -> Pipeline:
     """Return the Pipeline that was asked for; raise ValueError where there is none."""
     asked = getattr(what, "asked", what)
     if type(asked) is Pipeline:  # none that was watched
@@ -78,19 +81,11 @@ def _asked(what: Pipeline | RunData) -> Pipeline:
     raise ValueError(f"lk.script({type(what).__name__}): give a Pipeline, or the Run of one.")
 
 
-def _as_asked(what: Pipeline | RunData) -> Settings:
+def _knobs_of(what: Pipeline | RunData) -> Settings:
     """Return the knobs that were asked for; of a Run, those left open as they then were."""
-    asked = _asked(what).to_dict()
+    asked = _pipeline_of(what).to_dict()
     found = what.pipeline.to_dict() if isinstance(what, RunData) else {}
     return found | {name: value for name, value in asked.items() if value is not None}
-
-
-def _difference(before: Settings, after: Settings) -> Script:
-    """Return the lines that change, as a unified diff."""
-    old, new = (_filled(_with_defaults(each)).splitlines() for each in (before, after))
-    names = ("before/train.py", "after/train.py")
-    text = "\n".join(difflib.unified_diff(old, new, *names, lineterm="", n=1))
-    return Script(f"{text or '# nothing changed'}\n")
 
 
 def whole_script(job: Settings, threads: int | None, about: str) -> str:
@@ -106,7 +101,7 @@ def whole_script(job: Settings, threads: int | None, about: str) -> str:
     # the steps of prefetched batches are left out of the throughput, or a third
     prefetched = job["num_workers"] * (job["prefetch_factor"] or PYTORCH_PREFETCH)
     warmup = max(1, min(max(3, prefetched), job["steps"] // 3))
-    return _filled(job, threads, warmup, textwrap.fill(about, WIDTH - 1))
+    return _code_of(job, threads, warmup, textwrap.fill(about, WIDTH - 1))
 
 
 def changed_lines(before: Settings, after: Settings) -> str:
@@ -120,10 +115,10 @@ def changed_lines(before: Settings, after: Settings) -> str:
 
 def loader_line(knobs: Settings) -> str:
     """Return the statement that makes a pipeline's loader; `knobs` as in `changed_lines`."""
-    return f"loader = {_loader_call(_with_defaults(knobs))}"
+    return f"loader = {_loader_call(_job_of(knobs))}"
 
 
-def _with_defaults(knobs: Settings) -> Settings:
+def _job_of(knobs: Settings) -> Settings:
     """Return every knob, those that are missing or None with their defaults."""
     job = {name: knob.default for name, knob in KNOBS.items()}
     job |= {name: value for name, value in knobs.items() if value is not None}
@@ -132,18 +127,18 @@ def _with_defaults(knobs: Settings) -> Settings:
 
 def _statements(knobs: Settings) -> list[str]:
     """Return what a pipeline's script sets up, and what its loop does, statement by statement."""
-    code = _filled(_with_defaults(knobs))
+    code = _code_of(_job_of(knobs))
     tree = ast.parse(code).body
-    functions = {node.name: node.body for node in tree if isinstance(node, ast.FunctionDef)}
-    [loop] = (node for node in functions["main"] if isinstance(node, ast.For))
     nodes: list[ast.stmt] = [node for node in tree if isinstance(node, ast.Assign)]
-    nodes += [node for node in functions["main"] if node.lineno < loop.lineno] + loop.body
+    [main] = (each for each in tree if isinstance(each, ast.FunctionDef) and each.name == "main")
+    for node in main.body:
+        nodes += node.body if isinstance(node, ast.For) else [node]
     lines = code.split("\n")
     texts = ("\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in nodes)
     return list(map(textwrap.dedent, texts))
 
 
-def _filled(job: Settings, threads: int | None = None, warmup: int = 3, about: str = "") -> str:
+def _code_of(job: Settings, threads: int | None = None, warmup: int = 3, about: str = "") -> str:
     """Return the template, filled in for a job: all alone, for a GPU or a CPU alike."""
     return template("train.py.jinja").render(
         job,
@@ -158,10 +153,6 @@ def _filled(job: Settings, threads: int | None = None, warmup: int = 3, about: s
 def _loader_call(job: Settings) -> str:
     """Return the call that makes the DataLoader of a job."""
     arguments = [f"batch_size={job['batch_size']}", "shuffle=True"]
-    if job["stall_ms"]:
-        arguments.append("collate_fn=SlowDisk()")
-    elif job["dataset"] != "jpeg":
-        arguments.append("collate_fn=as_it_is")
     for name in LOADER_KNOBS:
         value = job[name]
         is_default = not value or (name, value) == ("prefetch_factor", PYTORCH_PREFETCH)

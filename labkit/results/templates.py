@@ -37,7 +37,7 @@ def published(name: str | None = None) -> pandas.DataFrame:
         return tables[["what"]].reset_index()
     check_names([name], tables.index, "published measurements")
     table = pandas.read_csv(PUBLISHED / f"{name}.csv", keep_default_na=False)
-    table.attrs = {"name": name, **tables.loc[name]}
+    table.attrs = dict(tables.loc[name])
     return table
 
 

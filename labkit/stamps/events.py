@@ -52,7 +52,7 @@ class EventLog:
     def write(self, event: str, **values: object) -> None:
         """Append one event, stamped now."""
         told = {
-            name: with_texts(values[name], lambda text: masked(text, self._secrets), str)
+            name: with_texts(values[name], lambda text: masked(text, self._secrets))
             for name in FREE_TEXTS & values.keys()
         }
         line = {"event": event, "t_ns": now_ns(), **values, **told}

@@ -1,10 +1,11 @@
-"""What `lk.trace` returns of one trace: where the time of an average step went."""
+"""What `lk.trace` returns: where the time of an average step went, of a trace or of all ranks'."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean, median
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,7 +30,17 @@ CLASSES = (  # of the time of a step, in the order of priority
     "other",
 )
 
-GRAPHS = "CUDA graphs were launched: some profilers miss the kernels inside them."  # a note
+# Share of a step that the others wait for one rank. Two healthy gloo ranks on two cores wait for
+# each other 7 to 9 % of the time
+WORTH_NAMING_A_STRAGGLER = 0.13
+RANK_LANES = ("CPU operators", "kernels", "collectives")  # in the picture of two ranks
+RANK_COLUMNS = {  # of the table of ranks: shares in `Breakdown.busy`
+    "compute_busy": "compute",
+    "comm_busy": "collectives",
+    "exposed_comm": "exposed",
+    "idle": "device idle",
+    "dataloader_share": "DataLoader",
+}
 LISTED = 6  # kernels that took most time, or changed most
 
 
@@ -65,23 +76,21 @@ class Breakdown(Result):
     # or DataLoader), `kernel_wait_us` (short gaps between work that was already launched),
     # `other_us`; empty without device activity
     idle: dict[str, float]
-    # That took most time: of each its `name`, `total_us` and `calls` over all steps together, and
-    # whether it is a `tensor_core` one
-    top_kernels: list[dict[str, Any]]
     rank: int | None  # that the file says it is of; None where it does not say
     notes: list[str]  # what was missing or odd, and how it was handled
     # Shares (0 to 1) of the steps, of `TracePieces.busy`. This and what follows: older records may
     # lack it
     busy: dict[str, float] = field(default_factory=dict)
+    # µs of a step by the kernel's name, those first that take most; a saved record has few of them
+    kernels_us: dict[str, float] = field(default_factory=dict)
     # Of `idle["host_us"]`, on a CPU of `other_us`: what is more than Python between two operators
     host_work_us: float = 0.0
     # The annotation and the Python function around most of that
     host_where: list[str] = field(default_factory=list)
     compute_capability: str | None = None  # of the devices, "7.0"; None where it does not tell
     loader_workers: bool = False  # whether it has a DataLoader with workers
-    # Not in a saved record: µs of a step of every kernel by name, when each row of a picture was
-    # active, as `TracePieces.lanes`, and what these count from
-    kernels_us: dict[str, float] = field(default_factory=dict, compare=False)
+    # Not in a saved record: when each row of a picture was active, as `TracePieces.lanes`, and what
+    # these count from
     lanes: dict[str, np.ndarray] = field(default_factory=dict, compare=False)
     began_ns: int = field(default=0, compare=False)
     path: str | None = field(default=None, compare=False)  # of the file, where it is one of its own
@@ -101,13 +110,15 @@ class Breakdown(Result):
         """Share (0 to 1) of the step in which the device computes: kernels, on a CPU operators."""
         return self.shares["cpu_exec"] if self.gpu_utilization is None else self.gpu_utilization
 
-    def recorded(self) -> dict[str, object]:
-        """Return all fields that a saved record keeps."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+    def to_record(self) -> dict[str, object]:
+        """Return all fields that a saved record keeps; of the kernels those that take most."""
+        kept = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+        kept["kernels_us"] = dict([*self.kernels_us.items()][:LISTED])
+        return kept
 
     def to_dict(self) -> dict[str, object]:
         """Return everything as JSON-ready values, under the attributes' names."""
-        return self.recorded() | {"shares": self.shares, "utilization": self.utilization}
+        return self.to_record() | {"shares": self.shares, "utilization": self.utilization}
 
     def compare(self, after: Breakdown) -> TraceComparison:
         """Return what changed from this trace to `after`, another of one rank, else TraceError."""
@@ -145,9 +156,9 @@ class Breakdown(Result):
 
         rows = [(words_of(name), us, "time of a step") for name, us in self.class_us.items()]
         rows += [(f"idle: {words_of(name)}", us, "idle") for name, us in self.idle.items()]
-        for place, each in enumerate(self.top_kernels[:LISTED], 1):  # names begin alike
-            us = each["total_us"] / self.steps
-            rows.append((f"{place}. {each['name'][:40]}", us, "top kernels"))
+        for place, (name, us) in enumerate(self.kernels_us.items(), 1):  # names begin alike
+            if place <= LISTED:
+                rows.append((f"{place}. {name[:40]}", us, "top kernels"))
         table = pandas.DataFrame([row for row in rows if row[1]], columns=["name", "ms", "what"])
         table["ms"] /= 1e3
         return plot(table, "name", "ms", "what", title=self.table().title)
@@ -198,15 +209,6 @@ class TraceComparison(Result):
                 raise TraceError("What holds several ranks is not compared: give one of its files.")
 
     @property
-    def headline(self) -> str:
-        """Say how the step and its busy share changed."""
-        before = self.before
-        after = self.after
-        times = f"{before.step_us / 1000:,.1f} -> {after.step_us / 1000:,.1f} ms"
-        busy = f"{before.utilization:.1%} -> {after.utilization:.1%} busy"
-        return f"step {times} ({after.step_us / before.step_us - 1:+.0%}), {busy}"
-
-    @property
     def changes(self) -> pandas.DataFrame:
         """What each class, and the kernels that changed most, take of an average step, by name.
 
@@ -238,16 +240,99 @@ class TraceComparison(Result):
         return {
             "before": self.before.source,
             "after": self.after.source,
-            "headline": self.headline,
             "changes": self.changes.rename_axis("name").reset_index().to_dict("records"),
         }
 
     def table(self) -> Table:
-        """Return the classes, then the kernels that changed most."""
+        """Return the classes, then the kernels that changed most; step and busy share above."""
         rows = [
             (name[:67], f"{before / 1000:,.2f}", f"{after / 1000:,.2f}", f"{change / 1000:+,.2f}")
             for name, before, after, change in self.changes.itertuples()
         ]
         head = ("of a step", "ms before", "ms after", "change")
-        title = f"{self.before.source} -> {self.after.source}: {self.headline}"
-        return Table(rows, head, title)
+        before, after = self.before, self.after
+        times = f"{before.step_us / 1000:,.1f} -> {after.step_us / 1000:,.1f} ms"
+        gain = f"step {times} ({after.step_us / before.step_us - 1:+.0%})"
+        busy = f"{before.utilization:.1%} -> {after.utilization:.1%} busy"
+        return Table(rows, head, f"{before.source} -> {after.source}: {gain}, {busy}")
+
+
+@dataclass(frozen=True, repr=False)
+class RankTraces(Result):
+    """The traces of a job: a Breakdown for each rank, in the order of their `rank`."""
+
+    source: str
+    ranks: tuple[Breakdown, ...]
+    notes: list[str] = field(default_factory=list)
+
+    def _collectives(self) -> tuple[int | None, float, float]:
+        """Return who is in collectives for least time, for how long, and the others' median.
+
+        In µs of a step; there a rank also waits for the others.
+        """
+        spent = {each.rank: each.busy.get("comm_busy", 0.0) * each.step_us for each in self.ranks}
+        late = min(spent, key=spent.__getitem__)
+        own = spent.pop(late)
+        return late, own, median(spent.values() or [own])
+
+    @property
+    def straggler(self) -> int | None:
+        """The rank that the others wait for, so that it waits least; None where none stands out."""
+        late, own, others = self._collectives()
+        enough = WORTH_NAMING_A_STRAGGLER * fmean(each.step_us for each in self.ranks)
+        return late if others - own >= enough else None
+
+    @property
+    def headline(self) -> str:
+        """Say which rank the others wait for."""
+        if self.straggler is None:
+            return "no rank keeps the others waiting"
+        late, own, others = self._collectives()
+        return (
+            f"rank {late} is the straggler: it is in collectives for {own / 1000:,.1f} ms of a "
+            f"step, the others, which wait for it, for {others / 1000:,.1f} ms (median)"
+        )
+
+    def timeline(self) -> Figure:
+        """Draw when the first rank and the straggler computed and were in collectives."""
+        from labkit.view.run_figure import draw_timeline
+
+        shown = [each for each in self.ranks if each.rank in (self.ranks[0].rank, self.straggler)]
+        began_ns = min(each.began_ns for each in shown)
+        lanes = {
+            f"rank {each.rank}: {kind}": each.lanes[kind] + (each.began_ns - began_ns) / 1e6
+            for each in shown
+            for kind in RANK_LANES
+            if kind in each.lanes
+        }
+        return draw_timeline(self.source, lanes)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the straggler, and what each rank's `to_dict` returns."""
+        return {
+            "source": self.source,
+            "straggler": self.straggler,
+            "headline": self.headline,
+            "ranks": [each.to_dict() for each in self.ranks],
+            "notes": self.notes,
+        }
+
+    def table(self) -> Table:
+        """Return a row for each rank: its step, and shares of it."""
+        rows = [
+            (
+                each.rank,
+                f"{each.step_us / 1000:,.2f} ms",
+                *(f"{each.busy.get(share, 0.0):.1%}" for share in RANK_COLUMNS),
+            )
+            for each in self.ranks
+        ]
+        late = self.straggler
+        return Table(
+            rows,
+            head=("rank", "step", *RANK_COLUMNS.values()),
+            title=f"Traces {self.source}: {len(self.ranks)} ranks; {self.headline}",
+            foot=[f"note: {note}" for note in self.notes],
+            left=(),
+            bold=[row for row, each in enumerate(self.ranks) if each.rank == late],
+        )

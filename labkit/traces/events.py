@@ -141,7 +141,7 @@ def read_events(file: TraceFile) -> tuple[pandas.DataFrame, list[str]]:
         raise file.error(f"has the steps of {ranks} ranks", ONE_PER_RANK)
     if events.kind.isin([Kind.ANNOTATION, Kind.PYTHON]).all():
         raise file.error("has no timed event of torch.profiler", kind=NotATrace)
-    return _tied(events), notes
+    return _with_launches(events), notes
 
 
 def _row(event: Json, texts: dict[str, int]) -> tuple[int, ...]:
@@ -170,7 +170,7 @@ def _row(event: Json, texts: dict[str, int]) -> tuple[int, ...]:
     )
 
 
-def _tied(events: pandas.DataFrame) -> pandas.DataFrame:
+def _with_launches(events: pandas.DataFrame) -> pandas.DataFrame:
     """Tie device work to its launches and operators."""
     correlation = events.correlation
     calls = correlation[(events.kind == Kind.RUNTIME) & (correlation > 0)]

@@ -64,12 +64,7 @@ class TraceFile:
     def __init__(self, path: str | os.PathLike, member: io.BufferedReader | None = None):
         self.path = os.fsdecode(path)
         self.meta: dict[str, Json] = {}  # what it says beside its events, once these are read
-        self._member = member
-
-    @property
-    def in_archive(self) -> bool:
-        """Whether `path` is a name in an archive, and no file."""
-        return self._member is not None
+        self.member = member
 
     @property
     def name(self) -> str:
@@ -82,7 +77,7 @@ class TraceFile:
 
     def __iter__(self) -> Iterator[Json]:
         try:
-            with unpacked(self._member or opened(self.path), MAX_SIZE) as plain:
+            with unpacked(self.member or opened(self.path), MAX_SIZE) as plain:
                 text = io.TextIOWrapper(plain, "utf-8-sig", errors="replace", newline="")
                 for count, event in enumerate(self._events(text)):
                     if count == MAX_EVENTS:

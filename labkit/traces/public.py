@@ -3,7 +3,7 @@
 data/public_traces.json says where each lies, at a pinned commit. A file is accepted by its SHA-256
 alone and kept in the cache; a folder may take the network's place: $LABKIT_TRACES. Where the trace
 itself cannot be read, what was read from it before is in data/stored_traces.json: of each rank what
-`Breakdown.recorded` returned, and an excerpt of its lanes.
+`Breakdown.to_record` returned, and an excerpt of its lanes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from labkit.results.templates import entries
 from labkit.stamps.folder_rights import private
 from labkit.stamps.plain_file import opened
 from labkit.text import printable
-from labkit.traces.breakdown import Breakdown
+from labkit.traces.breakdown import Breakdown, RankTraces
 from labkit.traces.file import TraceError
-from labkit.traces.ranks import RankTraces
 from labkit.traces.read import breakdown_of, trace
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ STORED_FILE = "stored_traces.json"
 SITE = "https://raw.githubusercontent.com"
 TIMEOUT_S = 20
 MAX_BYTES = 256 * 2**20  # ten times the largest: of more, the SHA-256 is another
-LISTED = ["name", "hardware", "title", "lesson", "repository"]
+LISTED = ["name", "hardware", "title", "lesson", "repository", "here"]
 
 
 def public_trace(name: str | None = None) -> Breakdown | RankTraces | pandas.DataFrame:
@@ -51,13 +50,13 @@ def public_trace(name: str | None = None) -> Breakdown | RankTraces | pandas.Dat
     if name is None:
         import pandas
 
-        listed = pandas.DataFrame.from_dict(known, orient="index").rename_axis("name").reset_index()
-        return listed[LISTED].assign(here=[_here(each) is not None for each in known.values()])
+        rows = [{"name": name, **each, "here": bool(_local(each))} for name, each in known.items()]
+        return pandas.DataFrame(rows, columns=LISTED)
     check_names([name], known, "trace")
     wanted = known[name]
     source = f"{name}: {wanted['hardware']}, {wanted['repository']}"
     try:
-        return replace(trace(_here(wanted) or _fetched(wanted)), source=source)
+        return replace(trace(_local(wanted) or _download(wanted)), source=source)
     except (OSError, http.client.HTTPException) as why:  # no network, among others
         reason = printable(" ".join(f"{type(why).__name__}: {why}".split()))
     note = (
@@ -69,18 +68,18 @@ def public_trace(name: str | None = None) -> Breakdown | RankTraces | pandas.Dat
     return replace(found, source=f"STORED {source}", notes=[*found.notes, note])
 
 
-def _cached(wanted: dict[str, Any]) -> Path:
+def _cache_path(wanted: dict[str, Any]) -> Path:
     return part("traces") / f"{wanted['sha256'][:12]}-{wanted['file']}"
 
 
-def _here(wanted: dict[str, Any]) -> Path | None:
+def _local(wanted: dict[str, Any]) -> Path | None:
     """Return the file in the user's folder or the cache; None where no file there is it.
 
     It may be a copy that lacks only metadata.
     """
     folder = os.environ.get("LABKIT_TRACES")
     found = Path(folder).rglob(wanted["file"]) if folder else ()
-    for path in (*found, _cached(wanted)):
+    for path in (*found, _cache_path(wanted)):
         with contextlib.suppress(OSError), opened(path) as file:
             digest = hashlib.sha256(file.read(MAX_BYTES)).hexdigest()
             if digest in (wanted["sha256"], *wanted["copies"]):
@@ -88,7 +87,7 @@ def _here(wanted: dict[str, Any]) -> Path | None:
     return None
 
 
-def _fetched(wanted: dict[str, Any]) -> Path:
+def _download(wanted: dict[str, Any]) -> Path:
     """Fetch it into the cache; OSError where that fails.
 
     TraceError where another file came, which is not kept.
@@ -105,7 +104,7 @@ def _fetched(wanted: dict[str, Any]) -> Path:
             f"{wanted['sha256']}. Nothing was kept; try again, or get {wanted['file']!r} from "
             "somebody you trust and set LABKIT_TRACES to its folder."
         )
-    path = _cached(wanted)
-    with open(path, "wb", opener=private) as file:  # cut short, it is not believed: see `_here`
+    path = _cache_path(wanted)
+    with open(path, "wb", opener=private) as file:  # cut short, it is not believed: see `_local`
         file.write(content)
     return path

@@ -20,7 +20,7 @@ from labkit.stamps.event_shapes import fields_in
 from labkit.stamps.events import XRAY_NAME
 from labkit.stamps.record import Event
 from labkit.text import one_line
-from labkit.traces.breakdown import GRAPHS, Breakdown
+from labkit.traces.breakdown import Breakdown, RankTraces
 from labkit.traces.file import (
     ONE_PER_RANK,
     JsonObject,
@@ -29,11 +29,9 @@ from labkit.traces.file import (
     TraceFile,
     files_in,
 )
-from labkit.traces.ranks import RankTraces
 
 XRAY_EVENT = "xray_trace"  # what a saved record has instead of the file
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
-TOP = 10  # kernels listed
 
 
 def trace(path: str | os.PathLike) -> Breakdown | RankTraces:
@@ -56,8 +54,6 @@ def trace(path: str | os.PathLike) -> Breakdown | RankTraces:
 def _of_one(file: TraceFile) -> Breakdown:
     """Return where the time went in the average step of the trace of one rank."""
     # Imports pandas, which a run without an x-ray needs not
-    import pandas
-
     from labkit.traces.events import KERNELS, Kind, read_events
     from labkit.traces.steps import TracePieces, find_steps
 
@@ -76,19 +72,19 @@ def _of_one(file: TraceFile) -> Breakdown:
         for us in (kernels.total_us[kernels.tensor_core].sum(), kernels.eligible_us.sum())
     )
     device_name, capability = _device(file.meta) if pieces.on_gpu else ("CPU", None)
-    has = {kind: pandas.Series(events.name[events.kind == kind].unique()).str for kind in Kind}
+    names = {kind: events.name[events.kind == kind].str for kind in Kind}
     if not pieces.on_gpu:
         notes.append("No device activity: a CPU run, or recorded without ProfilerActivity.CUDA.")
     elif not (events.launch >= 0).any():
         notes.append("Device work is not tied to launches: the causes of idle time are unknown.")
-    if has[Kind.RUNTIME].contains("GraphLaunch").any():
-        notes.append(GRAPHS)
+    if names[Kind.RUNTIME].contains("GraphLaunch").any():
+        notes.append("CUDA graphs were launched: some profilers miss the kernels inside them.")
     return Breakdown(
         source=file.name,
         device_name=device_name,
         compute_capability=capability,
         rank=_rank(file.meta),
-        loader_workers=bool(has[Kind.DATALOADER].contains("_Multi").any()),
+        loader_workers=bool(names[Kind.DATALOADER].contains("_Multi").any()),
         steps=len(steps),
         step_us=step_us,
         **{f"{name}_us": pieces.us(mask) for name, mask in pieces.by_class().items()},
@@ -98,13 +94,12 @@ def _of_one(file: TraceFile) -> Breakdown:
         busy={name: pieces.us(mask) / step_us for name, mask in pieces.busy().items()},
         host_work_us=pieces.us(pieces.host_work & idle.get("host", pieces.host_outside)),
         host_where=pieces.host_where(),
-        top_kernels=kernels.drop(columns="eligible_us")[:TOP].reset_index().to_dict("records"),
         tensor_core_share=tensor_core,
         tensor_core_eligible_share=eligible,
         kernels_us=(kernels.total_us / len(steps)).to_dict(),
         lanes=pieces.lanes(),
         began_ns=int(steps[0, 0]),
-        path=None if file.in_archive else os.path.abspath(file.path),
+        path=None if file.member else os.path.abspath(file.path),
     )
 
 
@@ -127,7 +122,10 @@ def _device(meta: JsonObject) -> tuple[str, str | None]:
 
 
 def _of_ranks(path: Path) -> RankTraces:
-    """Read the traces of a folder or archive; of several of one rank, the last by name."""
+    """Read the traces of a folder or archive: each file is a rank of its own, or says whose.
+
+    Of several that say the same, the last by name is read.
+    """
     found = []
     notes = []
     for file in files_in(path):
@@ -137,12 +135,15 @@ def _of_ranks(path: Path) -> RankTraces:
             notes.append(f"{file.name} is not a profiler trace: left out.")
     if not found:
         raise TraceFile(path).error("holds no profiler trace", ONE_PER_RANK)
-    ranks = {}
-    for number, one in enumerate(sorted(found, key=lambda one: one.source)):
-        rank = number if one.rank is None else one.rank
-        ranks[rank] = replace(one, rank=rank)
-    if len(ranks) < len(found):
+    found.sort(key=lambda one: one.source)
+    ranks = {one.rank: one for one in found if one.rank is not None}
+    unnamed = [one for one in found if one.rank is None]
+    if len(ranks) + len(unnamed) < len(found):
         notes.append("Some ranks have several traces: the last by name was read.")
+    if ranks and unnamed:
+        notes.append("Files that do not say their rank have the numbers that are free, by name.")
+    free = sorted({*range(len(found))} - ranks.keys())
+    ranks |= {rank: replace(one, rank=rank) for rank, one in zip(free, unnamed, strict=False)}
     in_order = tuple(ranks[rank] for rank in sorted(ranks))
     return RankTraces(one_line(path.name), in_order, notes)
 
@@ -156,13 +157,11 @@ def xray_of(run: RunData) -> Breakdown | None:
     return _of_file(path) if path.is_file() else breakdown_of(run.event(XRAY_EVENT) or {})
 
 
-def xray_line(run: RunData) -> str | None:
-    """Return the line that keeps the x-ray of `run` in a saved record; None where it has none."""
-    found = xray_of(run)
-    if found is None:
-        return None
-    event = {"event": XRAY_EVENT, "t_ns": 0, **found.recorded()}
-    return json.dumps(event, allow_nan=False)
+def xray_lines(run: RunData) -> list[str]:
+    """Return the line for a saved record that keeps the x-ray of `run`, whose log has none."""
+    found = None if run.event(XRAY_EVENT) else xray_of(run)
+    event = {"event": XRAY_EVENT, "t_ns": 0}
+    return [json.dumps(event | found.to_record(), allow_nan=False)] if found else []
 
 
 @functools.lru_cache(maxsize=16)
@@ -174,7 +173,7 @@ def _of_file(path: Path) -> Breakdown | None:
 
 
 def breakdown_of(stored: Event) -> Breakdown | None:
-    """Rebuild what was `recorded`, maybe by anybody: None unless all of it fits."""
+    """Rebuild what `to_record` returned, maybe by anybody: None unless all of it fits."""
     try:
         values = fields_in(Breakdown, stored)
         lanes = {name: np.array(spans, float) for name, spans in values.pop("lanes", {}).items()}

@@ -24,7 +24,7 @@ from labkit.traces.events import (
 )
 
 # The longest device gap between two pieces of work that were both already launched which still
-# counts as the hardware's own hand-over. On a V100 (the two ResNet-50 traces of pytorch/kineto,
+# counts as the hardware's own. On a V100 (the two ResNet-50 traces of pytorch/kineto,
 # 14,778 such gaps) the median is 1 µs, and 99.6% are 10 µs or shorter.
 SHORT_GAP_NS = 10_000
 # Python between two operators that takes no longer than this, or a tenth of the step, only issues
@@ -80,18 +80,18 @@ class TracePieces:
         self.edges, number = np.unique(moments, return_inverse=True)
         count = len(events)
         self._first, self._behind = number[: 2 * count].reshape(2, -1)  # pieces of each event
-        in_steps = self._covered(*number[2 * count :].reshape(2, -1))
+        in_steps = self._mask(*number[2 * count :].reshape(2, -1))
         self.length = np.where(in_steps, np.diff(self.edges), 0)  # ns
         self.total = int(self.length.sum())  # ns
         self.on_gpu = bool(events.kind.isin(ON_DEVICE).any())
         # `inside`: how much of each event's time is in the steps, ns
-        self.events = events.assign(inside=self._passed(self.length))
+        self.events = events.assign(inside=self._time_in(self.length))
 
     def us(self, mask: np.ndarray | bool) -> float:
         """Return how much of an average step is in pieces of a mask, µs."""
         return float((self.length * mask).sum()) / len(self.steps) / 1000
 
-    def _covered(self, first: np.ndarray, behind: np.ndarray) -> np.ndarray:
+    def _mask(self, first: np.ndarray, behind: np.ndarray) -> np.ndarray:
         """Return the mask of the pieces from each `first` to the one before its `behind`."""
         count = len(self.edges)
         change = np.bincount(first, minlength=count) - np.bincount(behind, minlength=count)
@@ -100,9 +100,9 @@ class TracePieces:
     def active(self, *kinds: Kind) -> np.ndarray:
         """Return the mask of the pieces in which at least one event of these kinds is active."""
         which = self.events.kind.isin(kinds)
-        return self._covered(self._first[which], self._behind[which])
+        return self._mask(self._first[which], self._behind[which])
 
-    def _passed(self, length: np.ndarray) -> np.ndarray:
+    def _time_in(self, length: np.ndarray) -> np.ndarray:
         """Return how much of the length of pieces passes in each event."""
         passed = np.append(0, np.cumsum(length))
         return passed[self._behind] - passed[self._first]
@@ -153,7 +153,7 @@ class TracePieces:
 
     def host_where(self) -> list[str]:
         """Name the annotation and Python function that are the shortest to cover half of that."""
-        events = self.events.assign(covered=self._passed(self.length * self.host_work))
+        events = self.events.assign(covered=self._time_in(self.length * self.host_work))
         named = events.kind.isin([Kind.ANNOTATION, Kind.PYTHON])
         around = events[named & ~events.name.str.startswith(BUILT_IN)]
         names = around.groupby(["kind", "name"], observed=True)[["covered", "inside"]].sum()
@@ -166,7 +166,7 @@ class TracePieces:
 
         The rule is Holistic Trace Analysis' (MIT, breakdown_analysis.py). A gap is `host_wait` if
         the work that ends it was launched after the gap began, else `kernel_wait` if short, the
-        hardware's hand-over, else `other`: it waited for another stream or memory, or its launch is
+        hardware's own, else `other`: it waited for another stream or memory, or its launch is
         unknown. What the host spent outside of all that is known is `host`, unless it was launched
         already.
         """
@@ -195,8 +195,8 @@ class TracePieces:
     def kernels(self) -> pandas.DataFrame:
         """Return the kernels that run in the steps, by name, those that take most time first.
 
-        Of each `total_us` is how long it runs there, in `calls` calls, `tensor_core` whether it
-        computes on Tensor Cores, `eligible_us` how long its operators can.
+        Of each `total_us` is how long it runs there, `tensor_core` whether it computes on Tensor
+        Cores, `eligible_us` how long its operators can.
         """
         kernels = self.events[self.events.kind.isin(KERNELS) & (self.events.inside > 0)]
         us = kernels.inside / 1000
@@ -206,7 +206,6 @@ class TracePieces:
         kernels = kernels.assign(us=us, uses=uses, eligible_us=eligible_us)
         by_name = kernels.groupby("name", observed=True).agg(
             total_us=("us", "sum"),
-            calls=("us", "count"),
             tensor_core=("uses", "first"),
             eligible_us=("eligible_us", "sum"),
         )

@@ -13,7 +13,7 @@ from labkit.instruments.loader_knobs import knobs_of
 from labkit.knobs import Settings
 from labkit.results.hardware import check_device, machine
 from labkit.results.payload import Source
-from labkit.results.privacy import shown_command
+from labkit.results.privacy import script_of
 from labkit.spec import Pipeline
 from labkit.tuning.script_bench import ScriptBench
 from labkit.tuning.search import Improver, ScriptSearch, Search
@@ -123,7 +123,7 @@ def script_tuner(command: list[str], *, seconds: float, budget: float, cwd: Path
         RuntimeError: No training loop with a DataLoader was seen in it, and why.
     """
     bench = ScriptBench(command, seconds, cwd)
-    name, command_line = shown_command(bench.command)[-1], shlex.join(bench.command)
+    name, command_line = script_of(bench.command), shlex.join(bench.command)
     found = Tuning(name, {}, command=command_line)
     bench.look(found)
     return ScriptSearch(found, bench, machine(), budget)
