@@ -83,7 +83,7 @@ def test_what_fails_inside_the_recorder_or_while_drawing_never_reaches_the_loop(
             broken.setattr(owner, name, lambda *_: 1 / 0)
             assert len(loop(watch([[1]] * 30))) == 30
     said = capsys.readouterr().err
-    for what in ("recording stopped", "not recording"):
+    for what in ("display stopped", "recording stopped", "not recording"):
         assert f"{what}: ZeroDivisionError" in said
 
 

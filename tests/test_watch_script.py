@@ -262,7 +262,7 @@ def test_a_script_keeps_a_labkit_of_its_own_and_is_told_why_it_is_not_watched(
     done = labkit_command("watch", "--json", "--", sys.executable, tmp_path / "train.py")
     found = json.loads(done.stdout)
     assert (done.returncode, found["record"]) == (0, None), done.stderr
-    assert "No module named 'labkit.watching'" in str(found["text"])
+    assert "another labkit" in str(found["text"])
 
 
 WATCHED_TWICE = """

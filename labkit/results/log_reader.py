@@ -96,8 +96,11 @@ class LiveResult(Generic[Data]):
         try:
             return self.wait_or_raise(each)
         except KeyboardInterrupt:
-            if self.data.running or not in_notebook():
+            ended = self.data
+            if ended.running or not in_notebook():
                 raise
+            if ended.outcome == "stopped":
+                print("stopped: what was measured by then is in what this returned.")
             return self
 
     def wait_or_raise(self, each: Callable[[Self], object] | None = None) -> Self:

@@ -10,7 +10,7 @@ from labkit.diagnosis.loader_code import LoopCode
 from labkit.knobs import Settings, as_typed
 from labkit.results.ranks import delays_of
 from labkit.results.result import Result, Table
-from labkit.results.script import changed_lines
+from labkit.results.script import changed_lines, loader_line
 from labkit.spec import Pipeline
 from labkit.tuning.trial import Outcome, Trial, cheapest_of_fastest
 

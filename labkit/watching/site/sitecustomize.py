@@ -4,8 +4,7 @@ The folder comes through PYTHONPATH, so every Python that the script starts find
 happens until one of them imports torch's DataLoader or optimizers, which are then hooked
 (`labkit.watching.hook` to watch, `labkit.watching.trial_hook` to try a change).
 
-A script that has a `labkit` of its own keeps it: another version of ours then watches it, and
-whatever else has that name does not.
+A script that has a `labkit` of its own, a folder or another version, keeps it and is not watched.
 """
 
 import importlib.util
@@ -15,6 +14,7 @@ from importlib.machinery import PathFinder
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))  # of the package
+OURS = os.path.join(ROOT, "__init__.py")
 HOOKED = ["torch.utils.data.dataloader", "torch.optim.optimizer"]
 WATCHED = os.environ.get("LABKIT_WATCHING", "")  # now: a script may clear its environment
 TRIAL = os.environ.get("LABKIT_TRIAL", "")
@@ -26,10 +26,8 @@ class Finder:
     def find_spec(self, name, path=None, target=None):
         """Return the spec of `labkit`, the script's before ours, or of a module to hook."""
         if name == "labkit":
-            file = os.path.join(ROOT, "__init__.py")
-            ours = importlib.util.spec_from_file_location(
-                name, file, submodule_search_locations=[ROOT]
-            )
+            how = {"submodule_search_locations": [ROOT]}
+            ours = importlib.util.spec_from_file_location(name, OURS, **how)
             return PathFinder.find_spec(name) or ours
         if name not in HOOKED:
             return None
@@ -49,6 +47,9 @@ class Finder:
 def hook(module):
     """Hook a module of theirs; whatever goes wrong here is not the script's affair."""
     try:
+        theirs = importlib.util.find_spec("labkit").origin
+        if theirs is None or not os.path.samefile(theirs, OURS):
+            raise ImportError("the script has another labkit than the one that watches it")
         if TRIAL:
             importlib.import_module("labkit.watching.trial_hook").install(module, TRIAL)
         vars(importlib.import_module("labkit.watching.run_folders"))["of_script"] = WATCHED
