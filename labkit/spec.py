@@ -14,6 +14,7 @@ from labkit.orders import Order
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,2})?")
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: these record CUDA graphs
 PYTORCH_PREFETCH = 2  # the DataLoader's prefetch_factor where there are workers and nothing is said
+LOOKS_S = 1.2  # that the x-ray and measuring the handoff of batches take, after a run's steps
 SIZE = {"kind": "int", "low": 1, "auto": "chosen for the device"}
 
 
@@ -66,7 +67,8 @@ class Pipeline(Spec):
         reach=16, auto=f"PyTorch's {PYTORCH_PREFETCH} with workers",
         traits=("outside step",))
     persistent_workers: bool = knob(
-        False, "keep the workers from one epoch to the next", part="workers")
+        False, "keep the workers from one epoch to the next", part="workers",
+        traits=("outside step",))  # a run has one epoch
     non_blocking: bool = knob(
         False, "start copies to the device without waiting for them")
     prefetch_to_device: bool = knob(

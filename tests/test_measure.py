@@ -66,7 +66,6 @@ def locked():
         (product, {"n": 8, "device": "gpu"}, "device='gpu'"),
         (locked(), {}, "uses_it .*cannot be sent .*lock"),
         ("roofline", {}, "function"),
-        (lambda bench, title: None, {"title": ["a"]}, "argument title, as lk.measure has"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_starts(function, grid, why):

@@ -12,7 +12,6 @@ from labkit.orders import Order
 from labkit.spec import KNOBS
 
 TIMED = ("ms", "iqr_ms", "noisy", "tflops", "gib_s", "error")  # columns that the bench adds
-OURS = ("device", "wait", "x", "y", "by", "title", "beside", "log")  # arguments of lk.measure
 NOISY = 0.10  # IQR over median above which a measurement is noisy, as in torch.utils.benchmark
 
 
@@ -34,12 +33,8 @@ class Grid:
         if not isinstance(function, FunctionType):
             raise ValueError(f"{function!r} is not a function: give one that takes (bench, ...).")
         name = function.__name__
-        signature = inspect.signature(function)
-        if taken := [each for each in signature.parameters if each in OURS]:
-            also = f"{name}() has an argument {taken[0]}, as lk.measure has"
-            raise ValueError(f"{also}: rename yours.")
         try:
-            signature.bind(None, **values)
+            inspect.signature(function).bind(None, **values)
         except TypeError as error:
             raise ValueError(f"{name}(bench, ...): {error}.") from None
         grid = {}

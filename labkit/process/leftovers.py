@@ -33,6 +33,9 @@ from labkit.stamps.step_ring import RING_NAME, recover
 MARK_NAME = "labkit-run"  # a file in a run's folder, which holds the folder's name
 PLAN_NAME = "launch.json"
 LONGEST_END_S = 4.0  # that ending the processes of a run takes
+# Why a run was stopped: `stop` of its `end` event
+ON_REQUEST = "asked"
+KERNEL_GONE = "kernel gone"
 PAYLOADS = "*.pkl"  # the user's own objects, on their way to a bench that ended before
 
 
@@ -85,7 +88,7 @@ def clear(runs: Path) -> None:
             plan = json.loads(file.read(MOST_BYTES))  # whatever stands in it
             is_dead = plan["system"] == this_system() and not exists(plan["kernel_pid"])
             if is_dead and is_run(place.parent) and try_lock(file.fileno()):
-                clear_up(place.parent, stop="kernel gone", code=None)
+                clear_up(place.parent, stop=KERNEL_GONE, code=None)
 
 
 def wait_for_supervisor(folder: Path) -> None:

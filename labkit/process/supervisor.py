@@ -1,6 +1,6 @@
 """The supervisor: stands between the kernel and the bench, and leaves nothing behind.
 
-The kernel talks to it through stdin: "go" hands a standby its run, "stop" asks for Stop, end of
+The kernel talks to it through stdin: "go" has a standby begin its run, "stop" asks for Stop, end of
 file: it is gone. It is single-threaded: no GIL, driver or full pipe holds it up. On Linux it is of
 the standard library only, and sleeps until a pipe has news; elsewhere it looks at them in turn, and
 asks psutil for processes.
@@ -19,15 +19,52 @@ from collections.abc import Callable
 from pathlib import Path
 
 from labkit.process import family, leftovers
-from labkit.process.leftovers import delete_run
-from labkit.process.output import Output, read_now
-from labkit.stamps.events import SPEC_NAME, EventLog
+from labkit.process.leftovers import KERNEL_GONE, ON_REQUEST, delete_run
+from labkit.stamps.events import SPEC_NAME, EventLog, private
+from labkit.stamps.keys import mask_secrets, secrets_in
 from labkit.stamps.step_ring import DRAIN_S, Drain
 
 GRACE_S = 1.0  # between asking the bench to stop and killing it
 GRACE_WITHOUT_KERNEL_S = 0.2
-GONE = "kernel gone"
+MOST_OUTPUT = 512 * 1024  # bytes kept of what the bench prints: its end
+# A run that these end has failed; one that was stopped has not (`leftovers`)
+DISK_FULL = "the event log could not be written"
 UNGUARDED = "the supervisor was killed"  # it, or the process above it
+
+
+def read_now(fd: int) -> bytes | None:
+    """Return what a pipe holds; None where it is empty now, b"" where nothing will come."""
+    with contextlib.suppress(OSError):
+        return os.read(fd, 65536)
+    return None
+
+
+class Output:
+    """What the bench prints, to be written into a file once its end is known."""
+
+    def __init__(self, fd: int, path: str):
+        self.fd = fd
+        self.path = path
+        self.data = bytearray()  # the end of it
+
+    def read(self) -> bytes | None:
+        """Take what is there, and return it; as `read_now` does."""
+        data = read_now(self.fd)
+        self.data += data or b""
+        del self.data[:-MOST_OUTPUT]
+        return data
+
+    def finish(self) -> None:
+        """Take what is left, and write the file without secrets; it says if some is left out."""
+        while self.read():
+            pass
+        text = self.data.decode(errors="surrogateescape")
+        if len(self.data) == MOST_OUTPUT:  # whole lines: a part of a secret is not known for one
+            _, _, whole = text.partition("\n")
+            text = f"... more was left out ...\n{whole}"
+        text = mask_secrets(text, secrets_in(os.environ))
+        with contextlib.suppress(OSError), open(self.path, "wb", opener=private) as file:
+            file.write(text.encode(errors="surrogateescape"))  # but on a full disk
 
 
 class Supervisor:
@@ -39,7 +76,7 @@ class Supervisor:
         self.bench: subprocess.Popen | None = None
         self.code: int | None = None  # that the bench ended with; negative ones are signals
         self.going = self.plan["idle_s"] is None  # else a standby: it waits for its run
-        self.cause: str | None = None  # of a stop: "asked", "disk full", or one of the above
+        self.cause: str | None = None  # of its end before the bench's own, one of those above
         self.kill_at = float("inf")
         self.output: Output | None = None  # what the bench prints
         self.pipes: dict[int, Callable[[], bytes | None]] = {}  # {file: what reads what is there}
@@ -50,7 +87,7 @@ class Supervisor:
         """Start everything, wait for the end of the run, clean up, write the `end` event."""
         # The kernel's interrupt is not ours. A handler, as an ignored signal would be inherited.
         signal.signal(signal.SIGINT, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: self.stop("asked"))
+        signal.signal(signal.SIGTERM, lambda *_: self.stop(ON_REQUEST))
         if family.LINUX:
             signal.signal(signal.SIGHUP, lambda *_: self._lose_guard())
             family.adopt_orphans()
@@ -66,15 +103,14 @@ class Supervisor:
             self._react(DRAIN_S)
             steps.drain()
             if log.error is not None:
-                self.stop("disk full")
+                self.stop(DISK_FULL)
         self._clean_up()
         steps.remove()
-        if self.cause == "disk full":
-            why = f"the event log could not be written: {log.error}"
+        if self.cause == DISK_FULL:
+            why = f"{DISK_FULL}: {log.error}"
         elif self.cause == UNGUARDED:
             why = UNGUARDED
-        how = {"stop": None, "why": why} if why else {"stop": self.cause}
-        log.write("end", **how, code=self.code)
+        log.write("end", stop=None if why else self.cause, why=why, code=self.code)
         leftovers.remove_tools(self.folder)
 
     def stop(self, cause: str) -> None:
@@ -82,7 +118,8 @@ class Supervisor:
         if self.cause is not None:
             return
         self.cause = cause
-        self.kill_at = time.monotonic() + (GRACE_WITHOUT_KERNEL_S if cause == GONE else GRACE_S)
+        grace_s = GRACE_WITHOUT_KERNEL_S if cause == KERNEL_GONE else GRACE_S
+        self.kill_at = time.monotonic() + grace_s
         if self.bench and self.code is None:
             with contextlib.suppress(OSError):
                 os.kill(self.bench.pid, signal.SIGINT)
@@ -125,7 +162,7 @@ class Supervisor:
         return child
 
     def _wait_for_run(self) -> bool:
-        """Stand by until the kernel hands over a run; return False where none will come."""
+        """Stand by until the kernel has a run; return False where none will come."""
         deadline = time.monotonic() + (self.plan["idle_s"] or 0)
         while not self.going and not self.cause and (left := deadline - time.monotonic()) > 0:
             self._react(min(left, 1.0))
@@ -137,7 +174,7 @@ class Supervisor:
 
     def _lose_guard(self) -> None:
         """End the run; where kernel and guard were killed together, it ends for the kernel."""
-        self.stop(UNGUARDED if family.exists(self.plan["kernel_pid"]) else GONE)
+        self.stop(UNGUARDED if family.exists(self.plan["kernel_pid"]) else KERNEL_GONE)
 
     def _follow(self, fd: int, read: Callable[[], bytes | None]) -> None:
         """Have `read` called where a pipe has news, until it is closed."""
@@ -155,9 +192,9 @@ class Supervisor:
                     pipe.write(b"go\n")
                     pipe.close()
         if data == b"":
-            self.stop(GONE)
+            self.stop(KERNEL_GONE)
         elif b"stop" in said:
-            self.stop("asked")
+            self.stop(ON_REQUEST)
         return data
 
     def _react(self, longest_s: float) -> None:
@@ -172,7 +209,7 @@ class Supervisor:
             if self.pipes[fd]() == b"":
                 del self.pipes[fd]
         if not family.exists(self.plan["kernel_pid"]):
-            self.stop(GONE)
+            self.stop(KERNEL_GONE)
         self._collect(family.reap())
 
     def _collect(self, statuses: dict[int, int]) -> None:

@@ -33,12 +33,12 @@ from labkit.process.family import MARK, descendants, end_marked, exit_name
 from labkit.process.leftovers import remove_segments
 from labkit.results.run_data import RunData
 from labkit.spec import LOADER_KNOBS
-from labkit.stamps.interrupts import held
+from labkit.stamps.interrupts import collect_interrupts
 from labkit.tuning.search_result import THREADS, Tuning
 from labkit.tuning.trial import Outcome, Trial, of_loader
 from labkit.watching.headroom import KEPT_BATCHES
 from labkit.watching.run_folders import folders_in, hooked, started
-from labkit.watching.trial_hook import Order
+from labkit.watching.trial_hook import TrialOrder
 
 CHANGED = set(LOADER_KNOBS) - {"batch_size"}
 FIRST_STEP_S = 60.0  # in which a training step has to be seen
@@ -108,7 +108,7 @@ class ScriptBench:
         changes = {name: value for name, value in knobs.items() if name in CHANGED}
         is_ready = "ready" in knobs
         changes |= {"num_workers": 0} if is_ready else {}  # they would only get into the way
-        order = Order(site=self.site, changes=changes, ready=is_ready)
+        order = TrialOrder(site=self.site, changes=changes, ready=is_ready)
         begun_s, busy_s = time.monotonic(), others_busy_s()
         with scratch_folder() as scratch, tempfile.TemporaryFile() as output:
             env = hooked(LABKIT_WATCHING=folder, LABKIT_TRIAL=json.dumps(order))
@@ -128,7 +128,7 @@ class ScriptBench:
                 is_timed = self._follow(script, Path(folder), rate)
                 failed = why_it_failed(output, script.poll())
             finally:
-                with held():  # a second Ctrl-C would leave its workers
+                with collect_interrupts():  # a second Ctrl-C would leave its workers
                     stop(script, pid_of(self.loop) if self.loop else script.pid, folder)
         seconds = time.monotonic() - begun_s
         others = max(0.0, others_busy_s() - busy_s) / seconds / (psutil.cpu_count() or 1)

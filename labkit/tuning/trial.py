@@ -14,13 +14,12 @@ from labkit.instruments.loader_knobs import in_flight
 from labkit.knobs import Settings, as_typed
 from labkit.results.core_use import CoreUse
 from labkit.results.payload import Source
-from labkit.spec import KNOBS, LOADER_KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS, Pipeline
+from labkit.spec import KNOBS, LOADER_KNOBS, LOOKS_S, PYTORCH_PREFETCH, WITHOUT_WORKERS, Pipeline
 
 TIE = 0.03  # throughputs closer than this are the same: repeats of one run differ by more
 FEWEST_STEPS = 24  # after the warm-up; with fewer, the throughput is a guess
 FEWEST_FIRST = 6  # steps of the first run, from which the time for the others is known
 LONGEST_S = 30.0  # s, of one run
-LOOK_S = 1.2  # s that the x-ray and measuring the hand-over of a batch take of a run
 ENDLESS = 1_000_000  # steps: the clock ends a run, so that its queues never run dry
 
 
@@ -142,7 +141,7 @@ class TrialBench:
 
     def _run(self, knobs: Settings, rate: float | None) -> Run:
         """Run knobs once, for longer the slower they are: the queues that fill do not count."""
-        seconds = self.seconds + LOOK_S * self.look
+        seconds = self.seconds + LOOKS_S * self.look
         if rate:
             batch_s = knobs["batch_size"] / rate
             filling_s = min(2 * self.seconds, in_flight(knobs) * batch_s)

@@ -1,8 +1,9 @@
 """Changes the loader of a script that `labkit tune` runs, in the script's own process.
 
-`labkit tune -- python train.py` starts the script once for each trial, watched, with an `Order` in
-$LABKIT_TRIAL. The loader that is made in the order's place then gets other arguments, or hands out
-its first batches again and again. What comes of it stands in the record of the loop that it feeds.
+`labkit tune -- python train.py` starts the script once for each trial, watched, with a `TrialOrder`
+in $LABKIT_TRIAL. The loader that is made in the order's place then gets other arguments, or hands
+out its first batches again and again. What comes of it stands in the record of the loop that it
+feeds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from labkit.watching.hook import users_place
 from labkit.watching.loader_call import MADE
 
 
-class Order(TypedDict):
+class TrialOrder(TypedDict):
     """What one trial changes."""
 
     site: str  # "file:line" where the loader is made; "": change nothing
@@ -33,14 +34,14 @@ class Order(TypedDict):
 
 
 def install(module: ModuleType, text: str) -> None:
-    """Hook torch's module of loaders, when it has just been loaded, as an `Order` in JSON asks.
+    """Hook torch's module of loaders, when it has just been loaded, as a `TrialOrder` in JSON asks.
 
     That is how a loader is made, which then knows where, and how a pass over it begins.
     """
     kind = vars(module).get("DataLoader")
     if kind is None:  # torch's optimizers
         return
-    order: Order = json.loads(text)
+    order: TrialOrder = json.loads(text)
     make, iterate = kind.__init__, kind.__iter__
     kept = Kept()
 
