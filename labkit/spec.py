@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,2})?")
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: these record CUDA graphs
 PYTORCH_PREFETCH = 2  # the DataLoader's prefetch_factor where there are workers and nothing is said
 LOOKS_S = 1.2  # that the x-ray and measuring the handoff of batches take, after a run's steps
+QUICK_SHARE = 0.25  # of its time limit that a quick run takes; without one, of its steps
 SIZE = {"kind": "int", "low": 1, "auto": "chosen for the device"}
 
 
@@ -254,3 +256,8 @@ class Distributed(Spec):
             "no_sync": self.no_sync,
             "starve": {str(rank): dict(knobs) for rank, knobs in self.starve.items()},
         }
+
+
+def quick_run() -> bool:
+    """Return whether LABKIT_QUICK=1 asks for short runs and few repeats, as notebooks' tests do."""
+    return os.environ.get("LABKIT_QUICK") == "1"

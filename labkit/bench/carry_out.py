@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 
 from labkit.bench import data, handoff, user_dataset, xray
 from labkit.bench.loop import Trainer, Trains, train
-from labkit.bench.quick_runs import QUICK_SHARE, quick_run
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.roofline import work_of
 from labkit.instruments import lifetime, machine
@@ -26,7 +25,7 @@ from labkit.instruments.sampler import Sampler
 from labkit.knobs import Settings
 from labkit.orders import Order
 from labkit.process.device_lock import hold
-from labkit.spec import KNOBS, LOADER_KNOBS, LOOKS_S, Job
+from labkit.spec import KNOBS, LOADER_KNOBS, LOOKS_S, QUICK_SHARE, Job, quick_run
 from labkit.stamps.events import EventLog
 from labkit.stamps.step_ring import StepRing
 from labkit.stamps.timeline import make_timeline

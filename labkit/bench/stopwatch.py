@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from labkit.bench.grid import NOISY
-from labkit.bench.quick_runs import QUICK_SHARE, quick_run
 from labkit.instruments import machine
+from labkit.spec import QUICK_SHARE, quick_run
 
 MIN_SECONDS = 0.1  # of timing for a row
 MOST_MORE_SECONDS = 2.0  # of timing, where times do not settle
