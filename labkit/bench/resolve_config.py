@@ -19,7 +19,8 @@ ON_CPU = {"cnn": (16, 2), "mlp": (128, 3), "transformer": (64, 2)}
 ON_GPU = {  # by the least memory of a card, GiB
     60: {"cnn": (320, 12), "mlp": (8192, 8), "transformer": (1024, 9)},
     20: {"cnn": (320, 4), "mlp": (8192, 3), "transformer": (1024, 3)},
-    0: {"cnn": (320, 1), "mlp": (4096, 2), "transformer": (1024, 1)},
+    10: {"cnn": (320, 1), "mlp": (4096, 2), "transformer": (1024, 1)},
+    0: {"cnn": (160, 1), "mlp": (4096, 1), "transformer": (512, 1)},
 }
 
 
