@@ -19,4 +19,3 @@ from typing import Any
 
 Order = dict[str, Any]
 """An order, or a part of one."""
-LOOKS_S = 1.2  # of a run's `seconds` that an x-ray and sending a batch to the loop take, about

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -13,6 +14,8 @@ from labkit.orders import Order
 DEVICES = ("auto", "cpu", "mps", "cuda", *(f"cuda:{card}" for card in range(16)))
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: these record CUDA graphs
 PYTORCH_PREFETCH = 2  # the DataLoader's prefetch_factor where there are workers and nothing is said
+LOOKS_S = 1.2  # that the x-ray and measuring the handoff of batches take, after a run's steps
+QUICK_SHARE = 0.25  # of its time limit that a quick run takes; without one, of its steps
 SIZE = {"kind": "int", "low": 1, "auto": "chosen for the device"}
 
 
@@ -65,7 +68,8 @@ class Pipeline(Spec):
         reach=16, auto=f"PyTorch's {PYTORCH_PREFETCH} with workers",
         traits=("outside step",))
     persistent_workers: bool = knob(
-        False, "keep the workers from one epoch to the next", part="workers")
+        False, "keep the workers from one epoch to the next", part="workers",
+        traits=("outside step",))  # a run has one epoch
     non_blocking: bool = knob(
         False, "start copies to the device without waiting for them")
     prefetch_to_device: bool = knob(
@@ -240,3 +244,8 @@ class Distributed(Spec):
     def to_spec(self) -> Order:
         """Return what the log's first event says of it."""
         return {**vars(self), "pipeline": self.pipeline.to_dict()}
+
+
+def quick_run() -> bool:
+    """Return whether LABKIT_QUICK=1 asks for short runs and few repeats, as notebooks' tests do."""
+    return os.environ.get("LABKIT_QUICK") == "1"

@@ -118,7 +118,7 @@ def no_run_outlives_its_test():
     yield
     if launcher := sys.modules.get("labkit.process.launcher"):
         for handle in launcher.runs:
-            if handle.alive():
+            if handle.is_alive:
                 handle.stop()
 
 

@@ -34,7 +34,7 @@ def run_on(gpu, pipeline):
     with mock.patch.object(quotas, "cpu_cores", lambda: quotas.Cores(CORES, CORES, None)):
         here = machine.describe(card)
         log.write("machine", **here)
-        job = carry_out.settled(asked, here, log, KNOBS)
+        job = carry_out.settle_job(asked, here, log, KNOBS)
     trainer = Trainer(job, card)
     timeline = make_timeline(log, StepRing(folder).add, card)
     drain = Drain(folder, log)

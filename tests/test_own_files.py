@@ -20,7 +20,7 @@ from labkit.api import launch
 from labkit.process import device_lock, family, folders, leftovers
 from labkit.results.saving import FileKept, replacing
 from labkit.stamps import events
-from labkit.stamps.folder_rights import NotOurs
+from labkit.stamps.folder_rights import NotOurs, is_locked
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="POSIX permissions and ids")
 
@@ -107,7 +107,7 @@ def lock(home, plant):
     [path] = (home / "locks").iterdir()
     path.unlink()
     plant(path)
-    device_lock.any_held(home / "locks")
+    is_locked(path)
     os.close(device_lock.hold(home, "cpu", "run-1", waiting=print))
 
 

@@ -34,16 +34,18 @@ def played():
         left = list(events_of(path))
         folder = Path(tempfile.mkdtemp(dir=os.environ["LABKIT_HOME"]))
 
-        def stop():
-            left[:] = [{"event": "end", "t_ns": 0, "stop": "asked", "code": None}]
+        class Process(Mock):
+            def stop(self):
+                left[:] = [{"event": "end", "t_ns": 0, "stop": "asked", "code": None}]
 
-        def alive():
-            if left:  # each look finds one more
-                with open(folder / "events.jsonl", "a") as log:
-                    log.write(json.dumps(left.pop(0)) + "\n")
-            return bool(left)
+            @property
+            def is_alive(self):
+                if left:  # each look finds one more
+                    with open(folder / "events.jsonl", "a") as log:
+                        log.write(json.dumps(left.pop(0)) + "\n")
+                return bool(left)
 
-        return Run(folder, Mock(alive=alive, stop=stop))
+        return Run(folder, Process())
 
     shown.launch = launch
     return shown

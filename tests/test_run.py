@@ -79,7 +79,7 @@ def test_what_is_derived_together_is_of_one_moment(tmp_path):
     run = Run(tmp_path, process=process)
     then = run.data
     log.write_text("".join(lines))
-    process.alive.return_value = False
+    process.is_alive = False
     assert run.steps == 40
     assert then.steps == len(then.stamps) == len(then.loss) == 20
     assert then.throughput == pytest.approx(16 / 0.060) and then.outcome == "running"

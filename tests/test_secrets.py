@@ -15,10 +15,10 @@ import pytest
 from helpers import script_in
 
 import labkit as lk
-from labkit.process.output import Output
+from labkit.process.supervisor import Output
 from labkit.results import privacy
 from labkit.results.privacy import script_of
-from labkit.stamps.keys import masked, secrets_in, without_literals
+from labkit.stamps.keys import mask_secrets, secrets_in, without_literals
 
 SECRET = "Zq7xPlm9"
 TEXTS = """
@@ -115,18 +115,18 @@ COMMANDS = {
 
 @pytest.mark.parametrize("text", TEXTS.strip("\n").split("\n"))
 def test_a_secret_is_masked_however_a_text_shows_it(text):
-    assert SECRET not in masked(f"it said:\n{text.format(SECRET)}\nand no more", [])
+    assert SECRET not in mask_secrets(f"it said:\n{text.format(SECRET)}\nand no more", [])
 
 
 @pytest.mark.parametrize("text", PLAIN.strip().split("\n"))
 def test_a_text_without_a_secret_stays_as_it_is(text):
-    assert masked(text, secrets_in({"PWD": "/data", "TERM": "xterm-256color"})) == text
+    assert mask_secrets(text, secrets_in({"PWD": "/data", "TERM": "xterm-256color"})) == text
 
 
 @pytest.mark.parametrize("name", VARIABLES.split())
 def test_the_value_of_a_variable_that_is_called_like_a_secret_is_masked(name):
     value = f"postgres://u:{SECRET}@h/db" if name.endswith("URL") else SECRET
-    assert SECRET not in masked(f"no {value}; nor {SECRET}", secrets_in({name: value}))
+    assert SECRET not in mask_secrets(f"no {value}; nor {SECRET}", secrets_in({name: value}))
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -157,12 +157,12 @@ def test_a_secret_is_masked_in_output_that_comes_in_pieces(tmp_path, monkeypatch
 def test_of_a_traceback_no_line_of_source_is_kept():
     place = '  File "train.py", line 3, in load\n'
     shown = f"Traceback:\n{place}    login('x',\n    ^^^^\n  | {place}  |     y()\nOSError: no\n"
-    assert masked(shown, []) == f"Traceback:\n{place}  | {place}OSError: no\n"
+    assert mask_secrets(shown, []) == f"Traceback:\n{place}  | {place}OSError: no\n"
 
 
 def test_a_long_text_without_an_end_is_masked_as_fast_as_another():
     for piece in ("a_", "=", "://", "-", "a:", "\n", "token ", '"', "--a-", "a+", 'File "'):
-        masked(piece * 30_000, [])  # minutes where a pattern looks back
+        mask_secrets(piece * 30_000, [])  # minutes where a pattern looks back
 
 
 def test_a_page_for_others_names_nobody(monkeypatch):

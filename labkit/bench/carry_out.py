@@ -14,18 +14,18 @@ from torch.utils.data import DataLoader
 
 from labkit.bench import data, handoff, user_dataset, xray
 from labkit.bench.loop import Trainer, Trains, train
-from labkit.bench.quick_runs import QUICK_SHARE, quick_run
 from labkit.bench.resolve_config import resolve_config
 from labkit.bench.roofline import work_of
 from labkit.instruments import lifetime, machine
 from labkit.instruments.loader_hook import Recording, in_workers
+from labkit.instruments.loader_knobs import warmup_steps
 from labkit.instruments.loader_work import LoaderWork
 from labkit.instruments.record_head import write_or_why
 from labkit.instruments.sampler import Sampler
 from labkit.knobs import Settings
-from labkit.orders import LOOKS_S, Order
+from labkit.orders import Order
 from labkit.process.device_lock import hold
-from labkit.spec import KNOBS, LOADER_KNOBS, Job
+from labkit.spec import KNOBS, LOADER_KNOBS, LOOKS_S, QUICK_SHARE, Job, quick_run
 from labkit.stamps.events import EventLog
 from labkit.stamps.step_ring import StepRing
 from labkit.stamps.timeline import make_timeline
@@ -33,7 +33,6 @@ from labkit.stamps.timeline import make_timeline
 LEAST_OF_QUICK = {"seconds": 0.5, "steps": 40}
 STEPS_TO_LOOK = 20  # steps of a run: the looks after it would be a large part of a shorter one
 SECONDS_TO_LOOK = 2.0  # of a run with a time limit that is looked at
-LEAST_WARMUP = 3  # steps left out of the statistics, where no more batches are prefetched
 
 
 def do(order: Order, folder: Path, log: EventLog) -> None:
@@ -59,16 +58,16 @@ def run_training(
     """Feed the reader's dataset to their step; or train a pipeline, and look at its steps again."""
     own = order.get("source")
     # of a reader's own the other knobs act on nothing
-    job = settled(order["pipeline"], here, log, LOADER_KNOBS if own else KNOBS)
+    job = settle_job(order["pipeline"], here, log, LOADER_KNOBS if own else KNOBS)
     if own:
         log.stage("loading your dataset")
-        trained(*user_dataset.prepare(own, job, folder), job, folder, log)
+        train_and_sample(*user_dataset.prepare(own, job, folder), job, folder, log)
         return
     trainer, loader = prepare(order, job, device, log)
     if job.xray and job.seconds:  # the limit is one for all
         job.xray = job.seconds >= SECONDS_TO_LOOK
         job.seconds -= job.xray * LOOKS_S
-    steps, iterator = trained(trainer, loader, job, folder, log)
+    steps, iterator = train_and_sample(trainer, loader, job, folder, log)
     if steps >= STEPS_TO_LOOK:
         if job.xray:
             write_or_why(log, "xray", lambda: xray.look(trainer, iterator, folder))
@@ -76,11 +75,11 @@ def run_training(
     write_or_why(log, "work", lambda: work_of(job, device))
 
 
-def settled(
-    asked: Settings, here: Settings, log: EventLog, knobs: Iterable[str], **not_applied: str
+def settle_job(
+    pipeline: Settings, here: Settings, log: EventLog, knobs: Iterable[str], **not_applied: str
 ) -> Job:
-    """Return the job that this device can do of what was asked for; write those of its `knobs`."""
-    job, why_not = resolve_config(asked, here)
+    """Return the job that this device can do of a pipeline; write those of its `knobs`."""
+    job, why_not = resolve_config(pipeline, here)
     not_applied |= why_not
     shorten(job, not_applied)
     log.write("job", pipeline={each: getattr(job, each) for each in knobs}, not_applied=not_applied)
@@ -93,9 +92,9 @@ def shorten(job: Job, not_applied: dict[str, str]) -> None:
     A run keeps at least half a second, or 40 steps.
     """
     limit = "steps" if job.seconds is None else "seconds"
-    asked = getattr(job, limit)
-    if quick_run() and asked > LEAST_OF_QUICK[limit]:
-        left = max(LEAST_OF_QUICK[limit], type(asked)(asked * QUICK_SHARE))
+    full = getattr(job, limit)
+    if quick_run() and full > LEAST_OF_QUICK[limit]:
+        left = max(LEAST_OF_QUICK[limit], type(full)(full * QUICK_SHARE))
         setattr(job, limit, left)
         not_applied[limit] = f"LABKIT_QUICK=1: {left:g} {limit}"
 
@@ -119,13 +118,13 @@ def prepare(
     return trainer, data.make_loader(dataset, job)
 
 
-def trained(
+def train_and_sample(
     trainer: Trains, loader: DataLoader, job: Job, folder: Path, log: EventLog
 ) -> tuple[int, Iterator[Any]]:
     """Train, and write what memory that took; return the steps done and the batches to come."""
     timeline = make_timeline(log, StepRing(folder).add, trainer.device)
     with lines_of(loader, folder):
-        iterator = begun(loader, job, log)
+        iterator = begin_measuring(loader, job, log)
         steps = train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=machine.peak_bytes(trainer.device))
     return steps, iterator
@@ -145,10 +144,10 @@ def lines_of(loader: DataLoader[object], folder: Path) -> Iterator[None]:
     work.flush()
 
 
-def begun(loader: Iterable[Any], job: Job, log: EventLog) -> Iterator[Any]:
+def begin_measuring(loader: Iterable[Any], job: Job, log: EventLog) -> Iterator[Any]:
     """Begin to measure: start the loader's workers, and write who they are."""
     machine.collect_garbage()  # from here on, all is as in anybody's training
-    log.write("begin", warmup=max(LEAST_WARMUP, job.num_workers * (job.prefetch_factor or 0)))
+    log.write("begin", warmup=warmup_steps(vars(job)))
     if job.num_workers:
         log.stage(f"starting {job.num_workers} loader workers")
     iterator = iter(loader)

@@ -39,23 +39,23 @@ class JpegFiles(Dataset):
 
     def __init__(self, folder: Path, job: Job):
         self.job = job
-        self.files = [str(folder / f"{number:05d}.jpg") for number in range(IMAGE_COUNT)]
+        self.folder = folder
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         place = index % IMAGE_COUNT
         if self.job.io_ms:
             time.sleep(self.job.io_ms / 1e3)  # the simulated delay of a network drive
-        with Image.open(self.files[place]) as file:
+        with Image.open(self.folder / f"{place:05d}.jpg") as file:
             image = file.convert("RGB")
         rng = random.Random(self.job.seed * 1_000_003 + index)  # the same picture in any worker
         for _ in range(self.job.augment):
-            image = augmented(image, rng)
+            image = augment_image(image, rng)
         px = self.job.image_px
         pixels = np.array(image.resize((px, px)))  # (px, px, 3) uint8
         return torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), place % IMAGE_CLASSES
 
 
-def augmented(image: Image.Image, rng: random.Random) -> Image.Image:
+def augment_image(image: Image.Image, rng: random.Random) -> Image.Image:
     """Return `image` after a random crop of at least four fifths, a flip and a colour change."""
     share = rng.uniform(0.8, 1.0)
     width, height = (int(share * each) for each in image.size)
@@ -110,18 +110,16 @@ class Stalling:
 
     def __init__(self, collate: Collate, job: Job):
         self.collate = collate
-        self.every = job.stall_every
-        self.stall_s = job.stall_ms / 1e3
-        self.workers = max(1, job.num_workers)
+        self.job = job
         self.seen = 0  # batches of this worker
 
     def __call__(self, samples: list) -> object:
         """Collate one batch, after the stall where one is due."""
-        worker = get_worker_info()
-        batch = self.seen * self.workers + (worker.id if worker else 0)
+        job, worker = self.job, get_worker_info()
+        batch = self.seen * worker.num_workers + worker.id if worker else self.seen
         self.seen += 1
-        if batch % self.every == self.every - 1:
-            time.sleep(self.stall_s)
+        if batch % job.stall_every == job.stall_every - 1:
+            time.sleep(job.stall_ms / 1e3)
         return self.collate(samples)
 
 

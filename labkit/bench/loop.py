@@ -99,16 +99,14 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
         return loss
 
-    def compile_now(self) -> float:
-        """Compile by training on noise: no measured step does; undo it, return the seconds."""
-        start = now_ns()
+    def compile_now(self) -> None:
+        """Compile by training on noise: no measured step does; undo it."""
         kept = copy.deepcopy(self.model.state_dict())
         noise = noise_batch(self.job)
         for _ in range(3):  # CUDA graphs are recorded in the second and replayed in the third
             self.compute(*self.to_device(*noise), update=False)
             self.optimizer.zero_grad(set_to_none=True)  # in a graph's memory: the next overwrites
         self.model.load_state_dict(kept)
-        return (now_ns() - start) / 1e9
 
     def after_step(self) -> bool | None:
         """Do nothing; True ends the loop: ranks vote here, a slow script and planted faults act."""

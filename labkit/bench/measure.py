@@ -36,7 +36,7 @@ def perform(order: Order, device: torch.device, folder: Path, log: EventLog) -> 
         why = call(function, point, bench)
         for row in bench.rows or [{}]:
             values = point | row.get("values", {}) | bench.returned
-            log.write("row", **row | {"values": plain(values)}, **why)
+            log.write("row", **row | {"values": as_json_values(values)}, **why)
 
 
 def call(function: Callable, point: dict[str, object], bench: Bench) -> dict[str, str | None]:
@@ -54,11 +54,11 @@ def call(function: Callable, point: dict[str, object], bench: Bench) -> dict[str
     except Exception as error:  # whatever the reader's code raises
         if machine.is_out_of_memory(error):
             return {"kind": "out of memory", "error": "out of memory"}
-        return {"kind": "mistake", "error": said(error, function)}
+        return {"kind": "mistake", "error": error_line(error, function)}
     return {"error": None}
 
 
-def said(error: BaseException, function: Callable) -> str:
+def error_line(error: BaseException, function: Callable) -> str:
     """Return the error in a line, with where in the reader's cell it was raised."""
     text = f"{type(error).__name__}: {error}".splitlines()[0][:MOST_TEXT]
     own = function.__code__.co_filename  # the same for all that came along
@@ -66,7 +66,7 @@ def said(error: BaseException, function: Callable) -> str:
     return f"{text} ({frames[-1].name}(), line {frames[-1].lineno})" if frames else text
 
 
-def plain(values: dict[str, object]) -> dict[str, object]:
+def as_json_values(values: dict[str, object]) -> dict[str, object]:
     """Return values as JSON has them: a tensor of one number is that number, NaN is None."""
     return json.loads(json.dumps(values, default=as_json), parse_constant=lambda _: None)
 

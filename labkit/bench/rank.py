@@ -51,9 +51,9 @@ class DistributedTrainer(Trainer):
         )
         self.parallel.register_comm_hook(self, exchange)
         self.model = self.parallel
-        self.optimizer.register_step_pre_hook(lambda *_: self.averaged())
+        self.optimizer.register_step_pre_hook(lambda *_: self.note_averaged())
 
-    def averaged(self) -> None:
+    def note_averaged(self) -> None:
         """Note that the averaged gradients are there; no step without communication has it."""
         if len(self.moments) == 1:
             self.moments.append(self.stamp())
@@ -64,7 +64,7 @@ class DistributedTrainer(Trainer):
         is_quiet = self.no_sync and not update
         with self.parallel.no_sync() if is_quiet else contextlib.nullcontext():
             loss = super().compute(images, labels, update)
-        self.averaged()  # a micro-batch that is exchanged without an update ends here
+        self.note_averaged()  # a micro-batch that is exchanged without an update ends here
         self.exchanges.append(self.moments)
         return loss
 
@@ -80,7 +80,7 @@ class DistributedTrainer(Trainer):
 
         timeline = make_timeline(log, write, self.device)
         if isinstance(timeline, DeviceTimeline):
-            self.stamp, self.as_ns = timeline.clock.record, timeline.clock.taken
+            self.stamp, self.as_ns = timeline.clock.record, timeline.clock.last_host_ns
         return timeline
 
 
@@ -94,8 +94,9 @@ def exchange(trainer, bucket):  # DDP refuses annotations that are text, as all 
 def train_one(order: Order, folder: Path, log: EventLog) -> None:
     """Join the other ranks, train with them, and write what this one did."""
     rank, ranks = int(sys.argv[3]), order["ranks"]
-    asked = order["pipeline"]
-    pipeline = asked | order["starve"].get(str(rank), {}) | {"xray": False, "seconds": None}
+    pipeline = (
+        order["pipeline"] | order["starve"].get(str(rank), {}) | {"xray": False, "seconds": None}
+    )
     write_spec(log, f"{order['run']}-rank{rank}", pipeline)
     machine.use_fixed_threads()
     machine.keep_freed_memory()
@@ -104,8 +105,8 @@ def train_one(order: Order, folder: Path, log: EventLog) -> None:
     here = machine.describe(device)
     log.write("machine", **here)
     whole = EventLog(folder)
-    if rank == 0:  # for the run as a whole; its telemetry is of no single card
-        whole.write("machine", **here | {"uuid": None})
+    if rank == 0:  # for the run as a whole
+        whole.write("machine", **here)
     on_cards = device.type == "cuda"
     if on_cards or rank == 0:  # ranks on the CPU share it
         hold(Path(order["cache"]), here.get("uuid") or device.type, order["run"], whole.stage)
@@ -113,16 +114,16 @@ def train_one(order: Order, folder: Path, log: EventLog) -> None:
     meeting = f"file://{folder.absolute()}/ranks"
     backend = "nccl" if on_cards else "gloo"
     dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=ranks)
-    why_not = {"seconds": TOGETHER} if asked["seconds"] else {}
+    why_not = {"seconds": TOGETHER} if order["pipeline"]["seconds"] else {}
     if not on_cards and machine.find_device(pipeline["device"]).type != "cpu":
         why_not["device"] = NO_CARD
-    job = carry_out.settled(pipeline, here, log, KNOBS, **why_not)
+    job = carry_out.settle_job(pipeline, here, log, KNOBS, **why_not)
     job.shard = (rank, ranks)
     trainer, loader = carry_out.prepare(order, job, device, log, DistributedTrainer)
     assert isinstance(trainer, DistributedTrainer)
     trainer.no_sync = order["no_sync"]
     timeline = trainer.timeline(log)
-    iterator = carry_out.begun(loader, job, log)
+    iterator = carry_out.begin_measuring(loader, job, log)
     dist.barrier()  # or the first step would wait for whoever started last
     train(trainer, iterator, timeline, job)
     log.write("memory", peak_bytes=machine.peak_bytes(device))

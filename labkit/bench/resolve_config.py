@@ -24,15 +24,15 @@ ON_GPU = {  # by the least memory of a card, GiB
 }
 
 
-def resolve_config(asked: Settings, here: Mapping[str, object]) -> tuple[Job, dict[str, str]]:
+def resolve_config(pipeline: Settings, here: Mapping[str, object]) -> tuple[Job, dict[str, str]]:
     """Return the job (every knob's final value) and {knob: why it was not applied}.
 
     `here` is the `machine` event, of which a device that is elsewhere has only the `device`.
     """
-    job = Job(**asked)
+    job = Job(**pipeline)
     job.device = str(here["device"])
     kind = job.device.partition(":")[0]
-    for name, value in automatic(asked, kind != "cpu", quotas.cpu_cores().count).items():
+    for name, value in automatic(pipeline, kind != "cpu", quotas.cpu_cores().count).items():
         if getattr(job, name) is None:
             setattr(job, name, value)
     _size(job, kind, here.get("memory_gib"))
@@ -41,9 +41,6 @@ def resolve_config(asked: Settings, here: Mapping[str, object]) -> tuple[Job, di
         if getattr(job, name) != value:
             setattr(job, name, value)
             dropped[name] = reason
-    if asked["prep_ms"] is not None and job.dataset != "sleep":
-        why = "only dataset='sleep' has a delay for a whole batch"
-        dropped["prep_ms"] = f"{why}; this is {job.dataset!r}"
     return job, dropped
 
 
@@ -78,8 +75,6 @@ def _inapplicable(
         yield "precision", "fp32", why
     if lacking := here.get("compile_lacks"):
         yield "compile", None, str(lacking)
-    elif job.compile == "reduce-overhead" and kind != "cuda":
-        yield "compile", "default", "CUDA graphs need a CUDA device: compiled without them"
     elif job.compile in GRAPH_MODES and job.accumulation_steps > 1:
         why = "a CUDA graph's next replay overwrites gradients that accumulation has to keep"
         yield "compile", "default", f"{why}: compiled without graphs"

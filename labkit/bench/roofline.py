@@ -94,22 +94,22 @@ def work_of(job: Job, device: torch.device) -> dict[str, object]:
         "samples": job.batch_size,
         "precision": formats.computes_in(job.precision, job.model, device),
         "cache_bytes": machine.cache_bytes(device),
-        "roof": reached(device),
+        "roof": kept_rates(device),
     }
 
 
 # -- what the device can do --------------------------------------------------------------------
 
 
-def measured(bench: Bench, of: str, *, again: bool = False) -> dict[str, object]:
+def todays_rate(bench: Bench, of: str) -> dict[str, object]:
     """Return the rate of memory ("bandwidth", byte/s) or of products in a format (FLOP/s).
 
-    Today's rate is returned as it was kept, unless `again`.
+    One that was measured today is returned as it was kept.
     """
     path = _file_of(bench.device)
     is_of_today = path.exists() and date.fromtimestamp(path.stat().st_mtime) == date.today()
-    known = reached(bench.device) if is_of_today else {}
-    if again or of not in known:
+    known = kept_rates(bench.device) if is_of_today else {}
+    if of not in known:
         known[of] = memory_rate(bench) if of == "bandwidth" else product_rate(bench, of)
         part = path.with_suffix(f".{os.getpid()}")  # another run may be writing the same
         with open(part, "w", opener=private) as file:
@@ -148,7 +148,7 @@ def fastest(bench: Bench, work: Callable[[], object], amount: float) -> float:
 # -- what was measured, in a file for each device, number of threads and version of torch ----------
 
 
-def reached(device: torch.device) -> dict[str, float]:
+def kept_rates(device: torch.device) -> dict[str, float]:
     """Return {format: FLOP/s, "bandwidth": byte/s} as last measured here."""
     return json.loads(text_of(_file_of(device)) or "{}")
 

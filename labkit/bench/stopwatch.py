@@ -7,7 +7,6 @@ not count, repeated until the interquartile range is a tenth of the median, as
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 import timeit
@@ -17,15 +16,14 @@ import numpy as np
 import torch
 
 from labkit.bench.grid import NOISY
-from labkit.bench.quick_runs import QUICK_SHARE, quick_run
 from labkit.instruments import machine
+from labkit.spec import QUICK_SHARE, quick_run
 
 MIN_SECONDS = 0.1  # of timing for a row
 MOST_MORE_SECONDS = 2.0  # of timing, where times do not settle
 BLOCK_SECONDS = 2e-3  # a block of calls takes as long
 WARM_SECONDS = 0.05  # of work before CUDA is timed: until then its clocks may be low
 ROUNDS = 7  # of several ways that are timed in turn
-MOST_KEPT = 200  # times kept of one row
 
 Work = Callable[[], object]
 
@@ -98,15 +96,18 @@ class Bench:
         began = time.perf_counter()
         spent = 0.0
         while (
-            rounds > 0 or spent < seconds or (spent < at_most and any(map(noisy, times.values())))
+            rounds > 0
+            or spent < seconds
+            or (spent < at_most and any(map(is_noisy, times.values())))
         ):
             for name, work in ways.items():
                 times[name].append(self._block(work, calls[name]))
             rounds -= 1
             spent = time.perf_counter() - began
         for name, each in times.items():
-            kept = sorted(each)[:: math.ceil(len(each) / MOST_KEPT)]
-            self.rows.append({"seconds": kept, "values": {"way": name} if name else {}, **amounts})
+            self.rows.append(
+                {"seconds": sorted(each), "values": {"way": name} if name else {}, **amounts}
+            )
         return {name: statistics.median(each) for name, each in times.items()}
 
     def _calls_in_a_block(self, work: Work) -> int:
@@ -128,7 +129,7 @@ class Bench:
         return time.perf_counter()
 
 
-def noisy(times: list[float]) -> bool:
+def is_noisy(times: list[float]) -> bool:
     """Return whether the interquartile range is above a tenth of the median."""
     low, middle, high = np.percentile(times, [25, 50, 75])
     return bool(high - low > NOISY * middle)

@@ -47,9 +47,9 @@ OPERATOR = re.compile(r"^(?!autograd::engine)\w+::\w|CompiledFxGraph")
 def look(trainer: Trainer, batches: Iterator[Batch], folder: Path) -> dict[str, float]:
     """Return the `xray` event: what a step is made of, and what it takes in other settings."""
     batch = trainer.to_device(*next(batches))
-    if (seconds := _timed(trainer, *batch, trainer.job.precision)) > LONGEST_STEP_S:
+    if (seconds := _compute_s(trainer, *batch, trainer.job.precision)) > LONGEST_STEP_S:
         raise RuntimeError(f"a step takes {seconds:.1f} s: too long to repeat")
-    recorded = _recorded(trainer, batches)
+    recorded = _profile_steps(trainer, batches)
     plain = folder / "xray.json"
     recorded.export_chrome_trace(str(plain))
     (folder / XRAY_NAME).write_bytes(gzip.compress(plain.read_bytes(), compresslevel=6))
@@ -57,7 +57,7 @@ def look(trainer: Trainer, batches: Iterator[Batch], folder: Path) -> dict[str, 
     return {**summarise(recorded.function_events or []), **other_settings(trainer, *batch)}
 
 
-def _recorded(trainer: Trainer, batches: Iterator[Batch]) -> profiler:
+def _profile_steps(trainer: Trainer, batches: Iterator[Batch]) -> profiler:
     """Run some steps under autograd's profiler: torch.profiler, around it, imports the compiler."""
     device = "cuda" if trainer.device.type == "cuda" else None
     recorded = profiler(use_device=device, record_shapes=True, use_kineto=True)
@@ -136,14 +136,14 @@ def other_settings(
     quick = trainer.device.type == "cpu" and whole >= FEW_ROWS
     size = whole // 4 if quick else 2 * whole
     rows = torch.arange(size, device=labels.device) % whole
-    asked = trainer.job.precision
-    ways = [(images, labels, asked), (images[rows], labels[rows], asked)]
-    if asked in ("fp32", "ieee") and not formats.why_not("bf16", trainer.device):
+    own = trainer.job.precision
+    ways = [(images, labels, own), (images[rows], labels[rows], own)]
+    if own in ("fp32", "ieee") and not formats.why_not("bf16", trainer.device):
         ways.append((images, labels, "bf16"))
     rounds = []
     started = time.perf_counter()
     while len(rounds) < 3 or time.perf_counter() - started < BUDGET_S:
-        rounds.append([_timed(trainer, *way) for way in ways])
+        rounds.append([_compute_s(trainer, *way) for way in ways])
     seconds = np.array(rounds[1:])  # the first warms up: on a GPU it loads kernels
     resized, *bf16 = np.median(seconds[:, 1:] / seconds[:, :1], axis=0).tolist()
     share = size / whole
@@ -152,11 +152,13 @@ def other_settings(
     return found | ({"bf16_speedup": 1 / bf16[0]} if bf16 else {})
 
 
-def _timed(trainer: Trainer, images: torch.Tensor, labels: torch.Tensor, precision: str) -> float:
+def _compute_s(
+    trainer: Trainer, images: torch.Tensor, labels: torch.Tensor, precision: str
+) -> float:
     """Return how long one compute takes on the device, s."""
     # On a CPU not the time in which others had the core
     clock = time.thread_time if trainer.device.type == "cpu" else time.perf_counter
-    asked = trainer.job.precision
+    own = trainer.job.precision
     trainer.job.precision = precision
     try:
         machine.finish(trainer.device)
@@ -165,4 +167,4 @@ def _timed(trainer: Trainer, images: torch.Tensor, labels: torch.Tensor, precisi
         machine.finish(trainer.device)
         return clock() - start
     finally:
-        trainer.job.precision = asked
+        trainer.job.precision = own

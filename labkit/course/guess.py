@@ -9,9 +9,9 @@ from typing import Any
 import pandas
 
 from labkit.api import Run
-from labkit.bench.quick_runs import quick_run
 from labkit.results.measurements import short
 from labkit.results.result import Result, Table
+from labkit.spec import quick_run
 
 STRICT = "LABKIT_STRICT"  # "1" where a claim that does not hold is an error: the tests set it
 Guessed = float | str  # a number or a choice

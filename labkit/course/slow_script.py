@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.api import Run
-from labkit.bench.quick_runs import quick_run
 from labkit.instruments.card_formats import too_old_for
 from labkit.knobs import check_names
 from labkit.orders import Order
 from labkit.results.hardware import machine
 from labkit.results.script import Script, script
-from labkit.spec import Pipeline
+from labkit.spec import Pipeline, quick_run
 
 # In the order in which the bottleneck moves; the course's notebook 08 climbs them as a ladder
 # {name: the functions of slow_step.py and fixed_step.py that it changes}

@@ -82,16 +82,17 @@ class Lines(Result):
         first = max(run.warmup - 1, 0)  # the last step of the warm-up
         stamps = run.stamps[first:] if run.steps else np.zeros((1, 6))
         moment = run.seconds(frame.ended_ns.to_numpy())
-        step = np.searchsorted(stamps[:, 0], moment, side="right") - 1
+        asked, ready, *_, end = stamps.T
+        step = np.searchsorted(asked, moment, side="right") - 1
         in_worker = frame.pid != (run.event("hello") or {}).get("pid", 0)
-        waits = moment < stamps[step.clip(0), 1]
+        waits = moment < ready[step.clip(0)]
         phases = ["worker", "between", "waiting"]
         frame["phase"] = np.select([in_worker, np.isnan(moment), waits], phases, "body")
         frame["step"] = first + step
         # The same line may prepare items of the loop's own loader while the loop waits
         frame.loc[(frame.phase == "body") & (frame.within != ""), "kind"] = "loader"
         frame["part"] = frame.kind.replace(PART_OF_KIND)
-        kept = (frame.phase == "between") | (step > 0) & (moment <= stamps[-1, 5])
+        kept = (frame.phase == "between") | (step > 0) & (moment <= end[-1])
         # not: the clock that times the items; a worker that waits for work, or hands it over
         kept &= (frame.kind != "labkit") & ((frame.phase != "worker") | (frame.within != ""))
         frame = frame[kept].copy()

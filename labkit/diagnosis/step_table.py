@@ -13,7 +13,7 @@ from labkit.diagnosis.hot_lines import lines_of
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.wall_shares import shares_of
 from labkit.instruments.card_formats import tensor_formats
-from labkit.prediction.prediction import recommended
+from labkit.prediction.prediction import recommend
 from labkit.results.core_use import CoreUse
 from labkit.results.run_data import RunData
 from labkit.stamps.step_classes import CLASSES, body_seconds, split_steps
@@ -71,8 +71,8 @@ def known_of(run: RunData, parts: np.ndarray, ranks_cores: float) -> Evidence:
     if run.watched:
         facts |= _of_loop(run)
     elif wait.sum() > WORTH_A_LOOK * parts.sum():
-        facts["advised"] = recommended(run, "num_workers")
-        facts["deeper_queue"] = run.pipeline.num_workers and recommended(run, "prefetch_factor")
+        facts["advised"] = recommend(run, "num_workers")
+        facts["deeper_queue"] = run.pipeline.num_workers and recommend(run, "prefetch_factor")
     return Evidence(
         kind=machine.kind,
         stall_share=float(worst.sum() / wait.sum()) if wait.any() else 0.0,
@@ -121,7 +121,8 @@ def _of_epochs(run: RunData) -> dict[str, float]:
     firsts = sorted({step for step in run.first_steps if step < run.steps})
     if len(firsts) < 2:
         return {}
-    wait_s = np.diff(run.host_ns[:, :2])[:, 0] / 1e9  # from asking for a batch to having it
+    asked, ready, *_ = run.host_ns.T
+    wait_s = (ready - asked) / 1e9
     second, wall_s = firsts[1], max(run.length_s, 1e-9)
     longer_s = (wait_s[1:second] - wait_s[second:].mean()).sum()
     is_known = second >= limits.MIN_STEPS

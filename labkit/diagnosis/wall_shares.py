@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from labkit.results.run_data import RunData
+from labkit.stamps.steps import DONE
 from labkit.text import percent
 
 BEFORE = "before the first batch"
@@ -102,6 +103,6 @@ def _passes(run: RunData, is_known: bool) -> list[Span]:
     place = f"{PurePath(str(at[0])).name}:{at[1]}" if at else ""
     passes, begun = run.all("pass"), run.all("epoch")
     if run.steps and len(begun) > len(passes):  # killed: it ended with its last step
-        passes = [*passes, {"began": begun[-1].get("began"), "ended": int(run.host_ns[-1, 3])}]
+        passes = [*passes, {"began": begun[-1].get("began"), "ended": int(run.host_ns[-1, DONE])}]
     spans = [Span(each["began"] or each["ended"], each["ended"], part, place) for each in passes]
     return [span for span in spans if span.began < span.ended]

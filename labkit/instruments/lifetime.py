@@ -27,7 +27,7 @@ from labkit.process.family import die_with
 from labkit.process.leftovers import socket_folder
 from labkit.stamps.events import SPEC_NAME, EventLog
 from labkit.stamps.folder_rights import is_ours
-from labkit.stamps.keys import masked
+from labkit.stamps.keys import mask_secrets
 
 INTERRUPTED = 130  # exit code of Ctrl-C, as in a shell
 
@@ -110,7 +110,7 @@ def write_failure(log: EventLog, error: BaseException) -> None:
         traceback=text,
         workers={each.pid: each.exitcode for each in started if each.exitcode},
     )
-    sys.stderr.write(masked(text, []))
+    sys.stderr.write(mask_secrets(text, []))
 
 
 def worker_dies_with_bench(_worker_id: int) -> None:

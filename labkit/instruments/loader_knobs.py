@@ -7,9 +7,10 @@ from typing import Any
 
 from labkit.instruments.before_calls import attributes_of
 from labkit.instruments.stack import is_a
-from labkit.spec import LOADER_KNOBS, WITHOUT_WORKERS
+from labkit.spec import LOADER_KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS
 from labkit.stamps.interrupts import OwnErrors
 
+LEAST_WARMUP = 3  # steps that the statistics leave out, however few batches are prefetched
 # Arguments of a DataLoader that need workers
 OF_WORKERS = {*WITHOUT_WORKERS, "multiprocessing_context", "timeout"}
 
@@ -35,7 +36,12 @@ def knobs_of(loader: object) -> dict[str, int | bool]:
 
 def in_flight(knobs: Mapping[str, Any]) -> int:
     """Return how many batches a loader's workers prepare ahead; 0 where that is not known."""
-    return (knobs.get("num_workers") or 0) * (knobs.get("prefetch_factor") or 0)
+    return (knobs.get("num_workers") or 0) * (knobs.get("prefetch_factor") or PYTORCH_PREFETCH)
+
+
+def warmup_steps(knobs: Mapping[str, Any]) -> int:
+    """Return how many steps the statistics leave out: those of the batches that are prefetched."""
+    return max(LEAST_WARMUP, in_flight(knobs))
 
 
 def length_of(loader: Any) -> int | None:

@@ -1,6 +1,6 @@
 """A DataLoader simulated event by event: a formula for means misses stalls by 40 %.
 
-Batches are dealt to the workers in turn and handed out in that order: a slow one holds up those
+Batches are dealt to the workers in turn and taken in that order: a slow one holds up those
 behind it. Whoever computes shares the cores equally. A CPU without workers prepares and trains in
 turn; a GPU runs behind the host, which prepares meanwhile and is held up only in its copy.
 """
@@ -11,15 +11,13 @@ import heapq
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-# What switching leaves of the cores where more threads want one than there are. Calibrated on the
-# development workloads of maintain/benchmarks/prediction.py.
+# What switching leaves of the cores where more threads want one than there are. Calibrated on other
+# workloads than those of maintain/benchmarks/prediction.py.
 OVERSUBSCRIBED = 0.92
 NEVER = float("inf")
 RUN_AHEAD = 8  # steps the host may be ahead of a device of its own
@@ -30,24 +28,17 @@ class CannotPredict(Exception):
 
 
 @dataclass(frozen=True)
-class GpuWork:
-    """What a GPU does for each batch, (batches,) s."""
-
-    step: np.ndarray
-    copy: np.ndarray  # of the batch to the GPU, in its queue
-
-
-@dataclass(frozen=True)
 class Load:
     """What is to be done, in s of a core that is not shared, or of waiting."""
 
     waits: np.ndarray  # (batches, parts) waiting while a batch is prepared, each followed by ...
     cpus: np.ndarray  # (batches, parts) ... CPU time
     host: np.ndarray  # (batches,) CPU time of a step in the loop: of the model, or its launches
-    put: float = 0.0  # CPU time of a worker to hand a batch over, before it is there
+    copy: list[float]  # (batches,) of a batch to the GPU, in its queue
+    put: float = 0.0  # CPU time of a worker for the handoff of a batch, before it is there
     take: float = 0.0  # CPU time of the loop to take a batch
     around: float = 0.0  # CPU time of the loop's own in a step: it reads the clock, too
-    gpu: GpuWork | None = None  # None where the CPU is the device
+    gpu: list[float] | None = None  # (batches,) what it computes; None where the CPU is the device
     # Whether the host waits for the copy, and so for all that is queued before it: all copies from
     # pageable memory, and those without non_blocking, do (CUDA's "API synchronization behavior")
     blocking: bool = True
@@ -72,7 +63,6 @@ class Summary(NamedTuple):
     cores_busy: float  # share of all core time
 
 
-@dataclass(eq=False)
 class Simulation:
     """The loader and the training loop: `run` fills in `begin` and `end` of its steps, in s.
 
@@ -81,49 +71,42 @@ class Simulation:
     alike, whoever computes is done when it has grown by what is left.
     """
 
-    work: Load
-    cores: float
-    workers: int
-    prefetch: int
-    seconds: float | None = None  # after which it ends; None: with the work
-
-    def __post_init__(self) -> None:
-        work = self.work
-        workers = range(self.workers)
+    def __init__(self, work: Load, cores: float, workers: int, prefetched: int):
+        """Simulate `workers` that prepare so many batches ahead; 0: the loop prepares them."""
+        self.work = work
+        self.cores = cores
+        self.workers = workers
+        self.prefetched = prefetched
         self.begin: list[float] = []
         self.end: list[float] = []
         self.host = work.host.tolist()
-        self.parts = [
-            [Part(wait, cpu) for wait, cpu in zip(waits, cpus, strict=True)]
-            for waits, cpus in zip(work.waits.tolist(), work.cpus.tolist(), strict=True)
-        ]
+        pairs = np.stack([work.waits, work.cpus], axis=-1).tolist()
+        self.parts = [[Part(*pair) for pair in batch] for batch in pairs]
         self.now = 0.0
         self.virtual = 0.0
         self.core_time = 0.0  # of all cores together
         self.copied = 0.0  # when the last copy to the device ends
-        # (when, order, process, CPU time that follows, threads)
-        self.timers: list[tuple[float, int, int, float, int]] = []
-        self.computing: list[tuple[float, int, int, int]] = []  # (virtual end, order, process, ...)
-        self.running = 0
-        self.order = 0
-        self.queues: list[deque[int]] = [deque() for _ in workers]
+        # (when it ends, which of equals is first, process, what it does), a heap each
+        self.waiting: list[tuple[float, int, int, Part]] = []
+        self.computing: list[tuple[float, int, int, Part]] = []  # by `virtual`
+        self.running = 0  # threads
+        self.order = count()
+        self.queues: list[deque[int]] = [deque() for _ in range(workers)]
         self.arrived: deque[int] = deque()
         self.asleep: set[int] = set()
-        self.processes = [self._loop(), *map(self._worker, workers)]
+        self.processes = [self._loop(), *map(self._worker, self.queues)]
 
-    def run(self) -> Self:
-        """Simulate it to its end; return itself, with what came."""
+    def run(self, seconds: float, warmup: int, batch_size: int) -> Summary:
+        """Simulate so many seconds, or all the work; return what it came to.
+
+        `warmup` is in steps, but never more than a third of them.
+        """
         for number in range(len(self.processes)):
             self._go_on(number)
-        limit = NEVER if self.seconds is None else self.seconds
-        while (self.timers or self.computing) and len(self.end) < len(self.host):
+        while (self.waiting or self.computing) and len(self.end) < len(self.host):
             self._advance()
-            if self.now > limit and self.end and self.end[-1] > limit:
+            if self.now > seconds and self.end and self.end[-1] > seconds:
                 break
-        return self
-
-    def summary(self, warmup: int, batch_size: int) -> Summary:
-        """Return what it came to; `warmup` is in steps, but never more than a third of them."""
         steps = len(self.end)
         first = min(warmup, max(1, steps // 3))
         wall = self.end[-1] - self.end[first - 1]
@@ -138,7 +121,7 @@ class Simulation:
         """Go to the next moment at which something ends."""
         alone = self.running <= self.cores  # each computing thread has a core
         rate = 1.0 if alone else OVERSUBSCRIBED * self.cores / self.running
-        timer = self.timers[0][0] if self.timers else NEVER
+        timer = self.waiting[0][0] if self.waiting else NEVER
         left = self.computing[0][0] - self.virtual if self.computing else NEVER
         done = self.now + left / rate
         moment = min(timer, done)
@@ -148,11 +131,11 @@ class Simulation:
             self.core_time += passed * min(self.running, self.cores)
         self.now = moment
         if timer < done:
-            _, _, process, cpu, threads = heapq.heappop(self.timers)
-            self._compute(process, cpu, threads)
+            _, _, process, part = heapq.heappop(self.waiting)
+            self._compute(process, part)
         else:
-            _, _, process, threads = heapq.heappop(self.computing)
-            self.running -= threads
+            _, _, process, part = heapq.heappop(self.computing)
+            self.running -= part.threads
             self._go_on(process)
 
     def _go_on(self, process: int) -> None:
@@ -160,24 +143,20 @@ class Simulation:
         if part is None:
             self.asleep.add(process)
         elif part.wait > 0:
-            self.order += 1
-            when = self.now + part.wait
-            heapq.heappush(self.timers, (when, self.order, process, part.cpu, part.threads))
+            heapq.heappush(self.waiting, (self.now + part.wait, next(self.order), process, part))
         else:
-            self._compute(process, part.cpu, part.threads)
+            self._compute(process, part)
 
-    def _compute(self, process: int, cpu: float, threads: int) -> None:
-        self.order += 1
-        self.running += threads
-        heapq.heappush(self.computing, (self.virtual + cpu, self.order, process, threads))
+    def _compute(self, process: int, part: Part) -> None:
+        self.running += part.threads
+        heapq.heappush(self.computing, (self.virtual + part.cpu, next(self.order), process, part))
 
     def _wake(self, process: int) -> None:
         if process in self.asleep:
             self.asleep.remove(process)
             self._go_on(process)
 
-    def _worker(self, index: int) -> Iterator[Part | None]:
-        queue = self.queues[index]
+    def _worker(self, queue: deque[int]) -> Iterator[Part | None]:
         put = self.work.put
         while True:
             while not queue:
@@ -191,9 +170,8 @@ class Simulation:
 
     def _loop(self) -> Iterator[Part | None]:
         """Take each batch from the workers, or prepare it, and train on it."""
-        ahead = self.workers * self.prefetch
         there: set[int] = set()
-        for batch in range(ahead):
+        for batch in range(self.prefetched):
             self._ask(batch)
         for batch, parts in enumerate(self.parts):
             if not self.workers:
@@ -204,7 +182,7 @@ class Simulation:
                 there.add(self.arrived.popleft())
                 yield Part(0.0, self.work.take)
             if self.workers:  # data is endless: the last batches come under the same load
-                self._ask(ahead + batch)
+                self._ask(self.prefetched + batch)
             yield from self._step(batch)
 
     def _ask(self, batch: int) -> None:
@@ -215,27 +193,24 @@ class Simulation:
         """Have the CPU compute a batch, or a GPU, which may still be at earlier ones."""
         if self.work.around:
             yield Part(0.0, self.work.around)
-        if self.work.gpu is None:
-            yield from self._on_cores(batch)
-        else:
-            yield from self._on_gpu(batch, self.work.gpu)
-
-    def _on_cores(self, batch: int) -> Iterator[Part]:
+        if self.work.gpu is not None:
+            yield from self._on_gpu(batch, self.work.gpu[batch], self.work.copy[batch])
+            return
         self.begin.append(self.now)
         yield Part(0.0, self.host[batch], self.work.host_threads)
         self.end.append(self.now)
 
-    def _on_gpu(self, batch: int, gpu: GpuWork) -> Iterator[Part]:
+    def _on_gpu(self, batch: int, step: float, copy: float) -> Iterator[Part]:
         end = self.end
         queue = end[-1] if end else 0.0  # when the device is through with what it has
         self.copied = max(self.now, self.copied if self.work.side_stream else queue)
-        self.copied += float(gpu.copy[batch])
+        self.copied += copy
         if self.work.blocking and self.copied > self.now:
             yield Part(self.copied - self.now, 0.0)
         begin = max(self.now, self.copied, queue)  # the first kernel runs as soon as it is launched
         yield Part(0.0, self.host[batch])
         self.begin.append(begin)
-        end.append(max(begin + float(gpu.step[batch]), self.now))
+        end.append(max(begin + step, self.now))
         behind = batch - self.work.ahead
         if behind >= 0 and end[behind] > self.now:
             yield Part(end[behind] - self.now, 0.0)

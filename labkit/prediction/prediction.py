@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.instruments.loader_knobs import in_flight, warmup_steps
 from labkit.instruments.loader_work import ItemTimes
 from labkit.knobs import Setting, as_typed, check_names
 from labkit.prediction.loader_simulation import (
+    NEVER,
     RUN_AHEAD,
     CannotPredict,
-    GpuWork,
     Load,
     Simulation,
 )
@@ -25,6 +26,7 @@ from labkit.results.result import Result, Table
 from labkit.results.run_data import RunData
 from labkit.spec import KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS, Pipeline
 from labkit.stamps.event_shapes import fits
+from labkit.stamps.steps import COPIED, DONE
 
 if TYPE_CHECKING:
     import pandas
@@ -39,7 +41,7 @@ TAKE_IN_RUN = 1.3  # taking a batch in a running pipeline, over taking it from o
 DRAWS = 5  # simulated runs, each from its own bootstrap sample of what was measured
 STEPS = 240  # of a simulated run at the most
 # What the model may be wrong by, in the range beside the bootstrap's two standard errors: set so
-# that over nine of ten settings are inside (26 on 6 workloads, maintain/benchmarks/prediction.py).
+# that over nine of ten settings are inside. How many are: maintain/benchmarks/prediction.py.
 # {limit: error of the throughput, of the busy share of wall time, the limit in words}
 LIMITS = {
     "input": (0.30, 0.10, "the loop still waits for data"),
@@ -100,28 +102,28 @@ class RunCosts:
         share = np.median(np.minimum(1.0, own[seen] / self.device[seen])) if seen.any() else 1.0
         return np.where(seen, own, self.device * share)
 
-    def simulated(self, target: Pipeline, step: float) -> np.ndarray:
+    def simulate(self, target: Pipeline, step: float) -> np.ndarray:
         """Return the `Summary` of each simulated run of `target` (3, DRAWS).
 
         A step takes `step` times what it took in the measured run.
         """
         stalls = 6 * target.stall_every if target.stall_ms else 0
-        prefetch = (target.prefetch_factor or PYTORCH_PREFETCH) if target.num_workers else 0
+        knobs = target.to_dict()
         steps = min(target.steps or STEPS, max(STEPS, stalls))
-        warmup = max(3, target.num_workers * prefetch)
         found = []
         for draw in range(DRAWS):
             work = self.work(target, step, steps, np.random.default_rng(draw))
-            loop = Simulation(work, self.cores, target.num_workers, prefetch, target.seconds)
-            found.append(loop.run().summary(warmup, target.batch_size))
+            loop = Simulation(work, self.cores, target.num_workers, in_flight(knobs))
+            seconds = NEVER if target.seconds is None else target.seconds
+            found.append(loop.run(seconds, warmup_steps(knobs), target.batch_size))
         return np.array(found).T
 
     def work(self, target: Pipeline, step: float, steps: int, rng: np.random.Generator) -> Load:
         """Draw the work of `steps` batches of `target`; a step takes `step` times the measured."""
         old = self.run.pipeline
         scale = target.batch_size / old.batch_size
-        costs = self.batches.iloc[_drawn(len(self.batches), steps, rng)]
-        rows = _drawn(len(self.host), steps, rng)
+        costs = self.batches.iloc[_draw_rows(len(self.batches), steps, rng)]
+        rows = _draw_rows(len(self.host), steps, rng)
         more = ((target.io_ms or 0) - (old.io_ms or 0)) * target.batch_size / 1e3
         if target.dataset == "sleep":  # its delay is one of the batch, whatever the size
             more += ((target.prep_ms or 0) - scale * (old.prep_ms or 0)) / 1e3
@@ -139,7 +141,8 @@ class RunCosts:
             put=float(self.batches.between.median()) if put_us is None else max(0.0, put_us) / 1e6,
             take=TAKE_IN_RUN * max(0.0, self.handoff.get("main_wall_us") or 0.0) / 1e6,
             around=self.around,
-            gpu=None if self.on_cpu else GpuWork(self.device[rows] * step, self.copy[rows] * scale),
+            gpu=None if self.on_cpu else (self.device[rows] * step).tolist(),
+            copy=(self.copy[rows] * scale).tolist(),
             blocking=not (target.pin_memory and target.non_blocking),
             side_stream=target.prefetch_to_device,
             ahead=0 if self.run.no_events else RUN_AHEAD,  # or the host waits for each step
@@ -169,7 +172,7 @@ def _batches_of(run: RunData) -> tuple[pandas.DataFrame, int]:
     if not rows:
         raise CannotPredict("its items were not timed (no stream's are): run it again")
     table = pandas.DataFrame(rows, columns=ItemTimes._fields).sort_values("start_ns", kind="stable")
-    in_time = run.seconds(table.start_ns.to_numpy(float)) < run.stamps[-1, 5]
+    in_time = run.seconds(table.start_ns.to_numpy(float)) < run.length_s
     table = table[(table.done > 0) & in_time].reset_index(drop=True)
     if len(table) < MIN_BATCHES:
         measured = f"{len(table)} batches were measured, {MIN_BATCHES} are needed"
@@ -185,22 +188,23 @@ def _launches(run: RunData) -> np.ndarray:
     if run.no_events:
         return np.zeros(run.steps - run.warmup)
     host_s = run.host_ns / 1e9
-    spent = host_s[:, 3] - host_s[:, 2]
+    spent = host_s[:, DONE] - host_s[:, COPIED]
     # A full queue holds up a host that is more than a step ahead: such steps count for no more than
     # those in which it was not, or else than the shortest of the run, its first ones included
-    ahead = run.stamps[:, 4] > run.issued
+    begin, _ = run.busy.T
+    ahead = begin > run.issued
     calm = np.median(spent[~ahead]) if (~ahead).sum() >= FEW_CALM else spent.min()
     return np.where(ahead, np.minimum(spent, calm), spent)[run.warmup :]
 
 
-def _drawn(count: int, steps: int, rng: np.random.Generator) -> np.ndarray:
+def _draw_rows(count: int, steps: int, rng: np.random.Generator) -> np.ndarray:
     """Draw (steps,) indices from a bootstrap sample of `count` measured ones."""
     pool = rng.integers(count, size=count)
     return pool[rng.integers(count, size=steps)]
 
 
 _costs_of = functools.lru_cache(maxsize=4)(RunCosts)
-_simulated = functools.lru_cache(maxsize=256)(RunCosts.simulated)  # a slider asks many of one run
+_simulate = functools.lru_cache(maxsize=256)(RunCosts.simulate)  # a slider asks many of one run
 
 
 @dataclass(frozen=True, repr=False)
@@ -244,19 +248,19 @@ def predict(run: RunData, **changes: Setting) -> Prediction:
             raise CannotPredict(
                 "sending a batch from a worker was not measured: run it with num_workers=1"
             )
-        rates, shares, cores = _simulated(known, target, step)
+        rates, shares, cores = _simulate(known, target, step)
     except CannotPredict as why:
         return Prediction(changes, cannot=f"cannot predict: {why}.", why=str(why))
     # What the model misses in the run itself, of which half stays: its root
     measured = run.throughput or 0.0
-    missed = np.sqrt(measured / np.median(_simulated(known, run.pipeline, 1.0)[0]))
+    missed = np.sqrt(measured / np.median(_simulate(known, run.pipeline, 1.0)[0]))
     rates = rates * missed
     shares = np.minimum(1.0, shares * missed)
     throughput, utilization = float(np.median(rates)), float(np.median(shares))
     limit = "cpu" if np.median(cores) > CPU_BOUND else "input"
     if utilization > DEVICE_BOUND:
         limit = "device"
-    rate_error, share_error, held = LIMITS[limit]
+    rate_error, share_error, what_limits = LIMITS[limit]
     error = 1 + float(np.hypot(2 * np.std(rates) / throughput, rate_error))
     spread = float(np.hypot(2 * np.std(shares), share_error))
     gain, noise = throughput / measured - 1, max(WORTH, run.spread or 0.0)
@@ -270,7 +274,7 @@ def predict(run: RunData, **changes: Setting) -> Prediction:
         utilization=utilization,
         utilization_range=(max(0.0, utilization - spread), min(1.0, utilization + spread)),
         limit=limit,
-        why=f"{said} {held}",
+        why=f"{said} {what_limits}",
     )
 
 
@@ -290,14 +294,12 @@ def _step(run: RunData, old: Pipeline, target: Pipeline) -> float:
     What batch size and BF16 do to a step is known of the x-ray alone.
     """
     xray = run.xray_facts or {}
-    without_effect = {"persistent_workers"}  # which act between epochs, and a run has one
-    if run.machine.kind == "cpu":  # where nothing is copied
-        without_effect.add("pin_memory")
+    no_effect = "pin_memory" if run.machine.kind == "cpu" else None  # where nothing is copied
     changed = {
         name: value
         for name, value in target.to_dict().items()
         if value != getattr(old, name)
-        and name not in without_effect
+        and name != no_effect
         and "outside step" not in KNOBS[name].traits
     }
     factor = 1.0
@@ -322,7 +324,7 @@ def _step(run: RunData, old: Pipeline, target: Pipeline) -> float:
 # -- what follows for a bench's run: how many workers, how deep a queue -----------------------
 
 
-def recommended(run: RunData, knob: str) -> int | None:
+def recommend(run: RunData, knob: str) -> int | None:
     """Return the best "num_workers" or "prefetch_factor" of `run`; None where none is predicted.
 
     That is the smallest value whose simulated throughput comes within `AS_GOOD` of the best; the
@@ -338,7 +340,7 @@ def recommended(run: RunData, knob: str) -> int | None:
         values = {deep for deep in PREFETCH if deep > own}
     rates = {each: predict(run, **{knob: each}).throughput or 0.0 for each in {*values, own}}
     best = max(rates.values())
-    if not all(rates.values()):  # a run that was stopped has its times, but no hand-over
+    if not all(rates.values()):  # a run that was stopped has its times, but no handoff
         return None
     if best <= (1 + WORTH) * rates[own]:
         return own

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from labkit.stamps.folder_rights import is_locked, own_folder, private, text_of, try_lock
+from labkit.stamps.folder_rights import own_folder, private, text_of, try_lock
 
 PATIENCE_S = 20.0  # how long a run waits for another one's device before it gives up
 
@@ -41,8 +41,3 @@ def hold(cache: Path, device: str, run: str, waiting: Callable[[str], None]) -> 
     os.ftruncate(fd, 0)
     os.write(fd, f"run {run} ({where}; Stop in its notebook or `kill {pid}` ends it)".encode())
     return fd
-
-
-def any_held(folder: Path) -> bool:
-    """Whether a run of this user, in any kernel, has a device."""
-    return any(is_locked(path) for path in folder.glob("*.lock"))

@@ -19,6 +19,8 @@ MARK = "LABKIT_RUN"  # in the environment of a run's processes: the run's folder
 # They clean up after the others and leave by themselves when the last one is gone (Linux)
 CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 CLEANERS_S = 3.0  # to do so in: torch's waits 2 s for another process before it removes its socket
+OTHERS_S = 1.0  # for all others to be gone in, which are killed at once
+HANGING_S = 0.5  # after that time: what is still there hangs in a driver, and nobody can end it
 
 
 def _read(pid: int | str, what: str) -> bytes:
@@ -91,12 +93,15 @@ def _session_of(pid: int) -> int:
 
 
 def _end(alive: Callable[[], list[int]]) -> None:
-    """SIGKILL all that are `alive` until none is, cleaners only where they do not leave."""
+    """SIGKILL all that are `alive`, again and again, until none is, or the rest hangs in a driver.
+
+    Cleaners are killed too, where they have not left in their time.
+    """
     began_s = time.monotonic()
     while pids := set(alive()):
         cleaners = {pid for pid in pids if any(name in _read(pid, "cmdline") for name in CLEANERS)}
         seconds = time.monotonic() - began_s
-        if seconds > (CLEANERS_S if cleaners else 1.0) + 0.5:  # hung in a driver
+        if seconds > HANGING_S + (CLEANERS_S if cleaners else OTHERS_S):
             return
         for pid in pids if seconds > CLEANERS_S else pids - cleaners:
             with contextlib.suppress(OSError):

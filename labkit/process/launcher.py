@@ -1,8 +1,9 @@
 """Starting runs apart from the kernel, warm where a standby fits, else cold.
 
-**Standby.** A cold start takes over a second, nearly all of it importing torch. So when a run has
-ended, an interactive kernel starts the processes of the next one, which import torch, touch no
-device and wait ten minutes. `LABKIT_WARM=0` switches this off, `LABKIT_WARM=1` on, also in scripts.
+**Standby.** A cold start takes over a second, nearly all of it importing torch. So an interactive
+kernel that asks for its machine or shows a panel, and when a run of its has ended, starts the
+processes of the next one, which import torch, touch no device and wait ten minutes.
+`LABKIT_WARM=0` switches this off, `LABKIT_WARM=1` on, also in scripts.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from typing import IO, Any
 
 from labkit import quotas
 from labkit.orders import Order
-from labkit.process import device_lock, family, folders, leftovers
+from labkit.process import family, folders, leftovers
 from labkit.stamps.events import SPEC_NAME, EventLog, private
+from labkit.stamps.folder_rights import is_locked
 
 IDLE_S = 600.0  # how long a standby waits for a run
-JOIN_S = 5.0  # the supervisor is gone 2 s after a forced stop at the latest
+JOIN_S = 5.0  # the supervisor takes 4.5 s to stop at most: its grace, and that of `family._end`
 ROOT = str(Path(__file__).parents[2])  # where the package `labkit` is
 
 runs: list[Handle] = []  # a handle that is collected would close the pipe and end its run
@@ -38,7 +40,7 @@ class Handle:
     process: subprocess.Popen[bytes] | None = None  # the supervisor, once it was started
     pipe: IO[bytes]  # what it reads
     deadline = 0.0  # of a standby
-    is_over = False
+    is_cleared = False  # whether what a killed supervisor left has been seen to
 
     def __init__(self) -> None:
         """Make the run's folder."""
@@ -105,26 +107,35 @@ class Handle:
         else:
             self.pipe.close()
             runs.append(self)  # until it has ended
+            self.clear_up()
 
-    def alive(self) -> bool:
-        """Whether the supervisor is there; where it was killed, see to what it left."""
-        code = self.process.poll() if self.process else 0
-        if code is not None and not self.is_over:
-            self.is_over = True
-            leftovers.wait_for_supervisor(self.folder)  # of the two processes one may be at work
-            if code > 0 or (code and (self.folder / leftovers.PLAN_NAME).exists()):
-                said = (self.folder / "supervisor.stderr").read_text(errors="replace").splitlines()
-                how = f"failed: {said[-1]}" if said else f"was killed ({family.exit_name(code)})"
-                leftovers.clear_up(self.folder, stop=None, code=None, why=f"the supervisor {how}")
-            with contextlib.suppress(OSError):
-                self.pipe.close()
-            stand_by()
-        return code is None
+    @property
+    def is_alive(self) -> bool:
+        """Whether the supervisor is there."""
+        return self.process is not None and self.process.poll() is None
+
+    def clear_up(self) -> None:
+        """See once to what the supervisor left, where it was killed; then have a standby.
+
+        While it is there nothing happens.
+        """
+        if self.process is None or self.is_alive or self.is_cleared:
+            return
+        self.is_cleared = True
+        leftovers.wait_for_supervisor(self.folder)  # of the two processes one may be at work
+        code = self.process.returncode
+        if code > 0 or (code and (self.folder / leftovers.PLAN_NAME).exists()):
+            said = (self.folder / "supervisor.stderr").read_text(errors="replace").splitlines()
+            how = f"failed: {said[-1]}" if said else f"was killed ({family.exit_name(code)})"
+            leftovers.clear_up(self.folder, stop=None, code=None, why=f"the supervisor {how}")
+        with contextlib.suppress(OSError):
+            self.pipe.close()
+        stand_by()
 
     def fits(self) -> bool:
         """Whether a standby is there, and would run as what is started now."""
         in_time = time.monotonic() < self.deadline
-        return in_time and self.surroundings == surroundings() and self.alive()
+        return in_time and self.surroundings == surroundings() and self.is_alive
 
     def stop(self) -> None:
         """Ask for Stop and wait until the run's last process is gone."""
@@ -132,14 +143,14 @@ class Handle:
         self.join()
 
     def join(self) -> None:
-        """Wait until the supervisor has ended."""
+        """Wait until the supervisor has ended, and what it left is seen to."""
         assert self.process is not None
         try:
             self.process.wait(JOIN_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self.alive()
+        self.clear_up()
 
 
 def surroundings() -> tuple:
@@ -151,9 +162,11 @@ def surroundings() -> tuple:
 def starting() -> Iterator[Handle]:
     """Give a handle to begin a run with: the standby where it fits, else one that is cold."""
     with _choosing:
-        runs[:] = [handle for handle in runs if handle.alive()]
+        for handle in runs:
+            handle.clear_up()
+        runs[:] = [handle for handle in runs if handle.is_alive]
         leftovers.clear(folders.home() / "runs")
-        handle = _taken()
+        handle = _take_standby()
         if handle and not handle.fits():
             handle.discard()  # its import would disturb the run that starts now
             handle = None
@@ -175,8 +188,9 @@ def stand_by(idle_s: float = IDLE_S, forced: bool = False) -> None:
     if wanted != "1" or not _choosing.acquire(blocking=False):
         return
     try:
-        going = any(handle.alive() for handle in runs)
-        if not (going or _standby or device_lock.any_held(folders.home() / "locks")):
+        going = any(handle.is_alive for handle in runs)
+        locks = folders.part("locks").glob("*.lock")  # of devices, which any kernel's run may have
+        if not (going or _standby or any(map(is_locked, locks))):
             standby = Handle()
             standby.start(idle_s)
             _standby = standby
@@ -189,12 +203,12 @@ def stand_by(idle_s: float = IDLE_S, forced: bool = False) -> None:
 def end_standby() -> None:
     """End the standby, if there is one: what is measured in the kernel wants to be alone."""
     with _choosing:
-        if standby := _taken():
+        if standby := _take_standby():
             standby.discard()
             standby.join()
 
 
-def _taken() -> Handle | None:
+def _take_standby() -> Handle | None:
     """Return the standby, which from now on is none."""
     global _standby
     standby, _standby = _standby, None

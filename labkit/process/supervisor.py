@@ -1,6 +1,6 @@
 """The supervisor: stands between the kernel and the bench, and leaves nothing behind.
 
-The kernel talks to it through stdin: "go" hands a standby its run, "stop" asks for Stop, end of
+The kernel talks to it through stdin: "go" has a standby begin its run, "stop" asks for Stop, end of
 file: it is gone. It is single-threaded: no GIL, driver or full pipe holds it up. On Linux it is of
 the standard library only, and sleeps until a pipe has news; elsewhere it looks at them in turn, and
 asks psutil for processes.
@@ -20,12 +20,48 @@ from pathlib import Path
 
 from labkit.process import family, leftovers
 from labkit.process.leftovers import ASKED, DISK_FULL, GONE, UNGUARDED, delete_run
-from labkit.process.output import Output, read_now
-from labkit.stamps.events import SPEC_NAME, EventLog
+from labkit.stamps.events import SPEC_NAME, EventLog, private
+from labkit.stamps.keys import mask_secrets, secrets_in
 from labkit.stamps.step_ring import DRAIN_S, Drain
 
 GRACE_S = 1.0  # between asking the bench to stop and killing it
 GRACE_WITHOUT_KERNEL_S = 0.2
+MOST_OUTPUT = 512 * 1024  # bytes kept of what the bench prints: its end
+
+
+def read_now(fd: int) -> bytes | None:
+    """Return what a pipe holds; None where it is empty now, b"" where nothing will come."""
+    with contextlib.suppress(OSError):
+        return os.read(fd, 65536)
+    return None
+
+
+class Output:
+    """What the bench prints, to be written into a file once its end is known."""
+
+    def __init__(self, fd: int, path: str):
+        self.fd = fd
+        self.path = path
+        self.data = bytearray()  # the end of it
+
+    def read(self) -> bytes | None:
+        """Take what is there, and return it; as `read_now` does."""
+        data = read_now(self.fd)
+        self.data += data or b""
+        del self.data[:-MOST_OUTPUT]
+        return data
+
+    def finish(self) -> None:
+        """Take what is left, and write the file without secrets; it says if some is left out."""
+        while self.read():
+            pass
+        text = self.data.decode(errors="surrogateescape")
+        if len(self.data) == MOST_OUTPUT:  # whole lines: a part of a secret is not known for one
+            _, _, whole = text.partition("\n")
+            text = f"... more was left out ...\n{whole}"
+        text = mask_secrets(text, secrets_in(os.environ))
+        with contextlib.suppress(OSError), open(self.path, "wb", opener=private) as file:
+            file.write(text.encode(errors="surrogateescape"))  # but on a full disk
 
 
 class Supervisor:
@@ -71,8 +107,7 @@ class Supervisor:
             why = f"the event log could not be written: {log.error}"
         elif self.cause == UNGUARDED:
             why = UNGUARDED
-        how = {"stop": None, "why": why} if why else {"stop": self.cause}
-        log.write("end", **how, code=self.code)
+        log.write("end", stop=None if why else self.cause, why=why, code=self.code)
         leftovers.remove_tools(self.folder)
 
     def stop(self, cause: str) -> None:
@@ -80,7 +115,8 @@ class Supervisor:
         if self.cause is not None:
             return
         self.cause = cause
-        self.kill_at = time.monotonic() + (GRACE_WITHOUT_KERNEL_S if cause == GONE else GRACE_S)
+        grace_s = GRACE_WITHOUT_KERNEL_S if cause == GONE else GRACE_S
+        self.kill_at = time.monotonic() + grace_s
         if self.bench and self.code is None:
             with contextlib.suppress(OSError):
                 os.kill(self.bench.pid, signal.SIGINT)
@@ -123,7 +159,7 @@ class Supervisor:
         return child
 
     def _wait_for_run(self) -> bool:
-        """Stand by until the kernel hands over a run; return False where none will come."""
+        """Stand by until the kernel has a run; return False where none will come."""
         deadline = time.monotonic() + (self.plan["idle_s"] or 0)
         while not self.going and not self.cause and (left := deadline - time.monotonic()) > 0:
             self._react(min(left, 1.0))

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from labkit.process.notebook import in_notebook
 from labkit.results import saving
 from labkit.results.log_data import LogData
-from labkit.stamps.interrupts import held
-from labkit.stamps.record import events_of, opened_record, record_file
+from labkit.stamps.interrupts import collect_interrupts
+from labkit.stamps.record import events_of, open_record, record_file
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -44,7 +44,9 @@ class LogReader(Generic[Data]):
             last = self._snapshot
             if self._log.recorded or (not last.alive and last.event("end")):
                 return last  # nothing will follow
-            alive = self._process is not None and self._process.alive()
+            alive = self._process is not None and self._process.is_alive
+            if self._process is not None and not alive:
+                self._process.join()
             if self._log.follow() or alive != last.alive:
                 self._snapshot = self._log.as_of_now(alive)
             return self._snapshot
@@ -75,8 +77,8 @@ class LiveResult(Generic[Data]):
         """Follow a run's folder, or read a saved record.
 
         `process` writes it: a supervisor's handle, a watched loop or a replay, which says whether
-        it is `alive()`, and can `stop()` and `join()`. Of a part of a larger record `read` returns
-        the data of now.
+        it `is_alive`, and can `stop()` and `join()`: then its log is whole. Of a part of a larger
+        record `read` returns the data of now.
         """
         self.path = Path(path)
         self.recorded = recorded
@@ -105,7 +107,8 @@ class LiveResult(Generic[Data]):
 
     def wait_or_raise(self, each: Callable[[Self], object] | None = None) -> Self:
         """Do as `wait`, but pass an interrupt on in a notebook too: this is one run of several."""
-        with held() as pressed:  # so that reading an event or stopping is never cut short
+        # so that reading an event or stopping is never cut short
+        with collect_interrupts() as pressed:
             try:
                 while self.data.running and not pressed:
                     if each is not None:
@@ -124,8 +127,7 @@ class LiveResult(Generic[Data]):
     def stop(self) -> Self:
         """End the run now (0.1 s; 1.2 s where the bench does not answer) and keep what it did."""
         if self._process is not None:
-            self._process.stop()
-            self._process.join()  # the supervisor writes the last event once every process is gone
+            self._process.stop()  # which waits for the last event: by then every process is gone
         return self
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> Path:
@@ -139,7 +141,7 @@ class LiveResult(Generic[Data]):
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as files:
-            old = files.enter_context(opened_record(self.path))
+            old = files.enter_context(open_record(self.path))
             new = files.enter_context(saving.replacing(path, overwrite))
             if path.suffix == ".gz":
                 new = files.enter_context(gzip.GzipFile("", "wb", fileobj=new))

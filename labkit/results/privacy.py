@@ -10,7 +10,7 @@ import platform
 import re
 from pathlib import Path
 
-from labkit.stamps.keys import masked
+from labkit.stamps.keys import mask_secrets
 
 # A folder, up to its last separator: names may hold blanks within
 NAMED = r"""[^"'<>|*?\s/\\](?:[^"'<>|*?\n/\\]*[^"'<>|*?\s/\\])?"""
@@ -37,7 +37,7 @@ def script_of(command: list[str]) -> str:
 
 def for_others(text: str) -> str:
     """Return a text about a run without secrets, folders and the names of user and machine."""
-    text = FOLDER.sub("", masked(text, []))
+    text = FOLDER.sub("", mask_secrets(text, []))
     for name in (platform.node(), platform.node().partition(".")[0], Path.home().name):
         if name:
             text = re.sub(rf"\b{re.escape(name)}\b", "<name>", text)

@@ -19,7 +19,7 @@ from labkit.results.run_data import RunData, pipeline_of
 from labkit.spec import Pipeline
 from labkit.stamps.record import Event
 from labkit.stamps.step_classes import split_steps
-from labkit.stamps.steps import MOMENTS
+from labkit.stamps.steps import DONE, MOMENTS
 
 if TYPE_CHECKING:
     import pandas
@@ -194,7 +194,7 @@ def rank_times(runs: Mapping[int, RunData]) -> pandas.DataFrame | None:
     exposed = np.clip(averaged - complete, 0, None)
     others = np.clip(complete.max(axis=0) - complete, 0, exposed)
     if any(run.watched for run in ranks):
-        ends = np.stack([run.host_ns[start:stop, 3] for run in ranks]) / 1e9
+        ends = np.stack([run.host_ns[start:stop, DONE] for run in ranks]) / 1e9
         if np.median(np.ptp(ends, axis=0)) > np.median(step):
             return None
         others = step - wait

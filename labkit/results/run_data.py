@@ -19,6 +19,7 @@ from labkit.spec import KNOBS, PX, STEPS, Pipeline
 from labkit.stamps.event_shapes import MOST
 from labkit.stamps.record import Event, RecordError
 from labkit.stamps.step_classes import CLASSES, StepClock, split_steps, unevenness
+from labkit.stamps.steps import BUSY
 from labkit.text import percent
 
 if TYPE_CHECKING:
@@ -200,12 +201,12 @@ class RunData(LogData):
 
         On a CPU copy and compute are what the host did, else the device's own.
         """
-        return self.clock.stretch(0, self.steps)
+        return self.clock.stamps()
 
     @property
     def busy(self) -> np.ndarray:
         """The device's busy intervals (steps, 2): start and end, s."""
-        return self.stamps[:, 4:6]
+        return self.stamps[:, -len(BUSY) :]
 
     @cached_property
     def issued(self) -> np.ndarray:
@@ -327,7 +328,7 @@ class RunData(LogData):
     @cached_property
     def mean_ms(self) -> np.ndarray | None:
         """The mean measured step by class (5,), ms; None before there is one."""
-        return self.clock.mean_split(self.warmup) * 1e3 if self.steps > 1 else None
+        return self.steps_ms.mean(axis=0) if self.steps > 1 else None
 
     # Mean time from one step's end to the next, ms: its parts' sum
     step_ms: float | None = _mean_of(slice(5))

@@ -12,6 +12,7 @@ import textwrap
 from pathlib import Path
 
 from labkit.bench.resolve_config import resolve_config
+from labkit.instruments.loader_knobs import LEAST_WARMUP, warmup_steps
 from labkit.knobs import Settings
 from labkit.results import saving
 from labkit.results.hardware import machine
@@ -99,8 +100,7 @@ def whole_script(job: Settings, threads: int | None, about: str) -> str:
             "width and depth, or give lk.script a Run that was measured on it."
         )
     # the steps of prefetched batches are left out of the throughput, or a third
-    prefetched = job["num_workers"] * (job["prefetch_factor"] or PYTORCH_PREFETCH)
-    warmup = max(1, min(max(3, prefetched), job["steps"] // 3))
+    warmup = max(1, min(warmup_steps(job), job["steps"] // 3))
     return _code_of(job, threads, warmup, textwrap.fill(about, WIDTH - 1))
 
 
@@ -138,7 +138,9 @@ def _statements(knobs: Settings) -> list[str]:
     return list(map(textwrap.dedent, texts))
 
 
-def _code_of(job: Settings, threads: int | None = None, warmup: int = 3, about: str = "") -> str:
+def _code_of(
+    job: Settings, threads: int | None = None, warmup: int = LEAST_WARMUP, about: str = ""
+) -> str:
     """Return the template, filled in for a job: all alone, for a GPU or a CPU alike."""
     return template("train.py.jinja").render(
         job,

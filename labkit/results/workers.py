@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.instruments.loader_work import BatchRow
 from labkit.results.log_data import LogData
 from labkit.stamps.event_shapes import fits
-from labkit.stamps.steps import HOST
+from labkit.stamps.steps import ASKED, READY
 
 if TYPE_CHECKING:
     import pandas
@@ -84,7 +84,7 @@ class LoaderWorkers:
         table = pandas.DataFrame(rows, columns=names).sort_values("start", ignore_index=True)
         table["batch_ms"] = ((table.ready - table.start) / 1e6).clip(lower=1e-6)
         table["cpu_ms"] = table.cpu_ns / 1e6
-        zero_ns = next(iter(self.run.host_ns[:, 0]), 0)
+        zero_ns = next(iter(self.run.host_ns[:, ASKED]), 0)
         table[MOMENTS] = (table[MOMENTS] - zero_ns) / 1e9  # between two passes as well
         return table
 
@@ -94,7 +94,7 @@ class LoaderWorkers:
         seen = self.run.event("hang")
         if seen is None or seen.get("worker") is None:  # in the loop's own process
             return None
-        seen_ns, ready_ns = seen["t_ns"], self.run.host_ns[:, HOST.index("ready")]
+        seen_ns, ready_ns = seen["t_ns"], self.run.host_ns[:, READY]
         if self.run.event("done") or (ready_ns > seen_ns).any():
             return None
         ended_ns = (self.run.event("end") or seen).get("t_ns", seen_ns)

@@ -46,12 +46,11 @@ def fits(values: object, shape: str) -> bool:
     What the table has by position is a list, everything else an object.
     """
     rules = _shapes().get(shape) or _shapes()["event"]
-    if "0" in rules and isinstance(values, list):
-        known: dict[str, Any] = {str(place): value for place, value in enumerate(values)}
-    elif "0" not in rules and isinstance(values, dict):
-        known = values
-    else:
+    if not isinstance(values, list if "0" in rules else dict):
         return False
+    known: Any = values
+    if isinstance(values, list):
+        known = {str(place): value for place, value in enumerate(values)}
     others = rules.get("*")
     keys = rules.keys() | known.keys()
     return all(_keeps(rules.get(key, others), known.get(key)) for key in keys)
@@ -70,12 +69,12 @@ def _keeps(rule: Rule | None, value: Any) -> bool:
     if rule.kind not in TYPES:
         return fits(value, rule.kind)
     size = len(value) if isinstance(value, (str, list, dict)) else value
-    held = value.values() if isinstance(value, dict) else value
+    parts = value.values() if isinstance(value, dict) else value
     return (
         isinstance(value, TYPES[rule.kind])
         and (type(value) is not bool or rule.kind in ("flag", "any"))
         and rule.least <= size <= rule.most  # not NaN
-        and (rule.of is None or all(_keeps(rule.of, each) for each in held))
+        and (rule.of is None or all(_keeps(rule.of, each) for each in parts))
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from labkit.stamps.folder_rights import private
 from labkit.stamps.interrupts import signal_of
-from labkit.stamps.keys import masked, secrets_in
+from labkit.stamps.keys import mask_secrets, secrets_in
 from labkit.text import with_texts
 
 VERSION = 2
@@ -44,15 +44,15 @@ class EventLog:
         self._pid: int | None = os.getpid()
         self._secrets = secrets_in(os.environ)
         self.error: OSError | None = None  # why something was lost
-        self._opened().close()
+        self._open().close()
 
-    def _opened(self) -> FileIO:
+    def _open(self) -> FileIO:
         return open(self._folder / FILE_NAME, "ab", buffering=0, opener=private)
 
     def write(self, event: str, **values: object) -> None:
         """Append one event, stamped now."""
         told = {
-            name: with_texts(values[name], lambda text: masked(text, self._secrets))
+            name: with_texts(values[name], lambda text: mask_secrets(text, self._secrets))
             for name in FREE_TEXTS & values.keys()
         }
         line = {"event": event, "t_ns": now_ns(), **values, **told}
@@ -68,7 +68,7 @@ class EventLog:
             return
         data = f"{line}\n".encode()
         try:
-            with self._opened() as file:
+            with self._open() as file:
                 while data:
                     data = data[file.write(data) :]
         except OSError as error:

@@ -25,7 +25,7 @@ def _press(_number: int, _frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def held() -> Iterator[list[float]]:
+def collect_interrupts() -> Iterator[list[float]]:
     """Collect interrupts in the list given, instead of raising them, within the block.
 
     Whoever acts on them empties the list; what is left is raised as KeyboardInterrupt at the end.

@@ -1,6 +1,6 @@
 """Secrets: the user's code needs them, and nothing that labkit writes may hold them.
 
-`masked` is the one place that decides it, for texts that somebody else wrote: an exception's
+`mask_secrets` is the one place that decides it, for texts that somebody else wrote: an exception's
 message, a traceback, what a script prints, the rows of a measurement.
 """
 
@@ -11,63 +11,77 @@ from collections.abc import Mapping
 
 MASK = "***"
 SHORTEST = 6  # characters: a shorter value stands in other words too
-# The last word of a name, of a variable, an argument or a key; lengths are bounded for speed
+# The last word of the name of a secret, in a variable, an argument or a key. Here and below lengths
+# are bounded for speed
 SECRET = (
     r"[a-z0-9]{1,12}[_-]?keys?|[a-z]{0,12}(?:secret|token|passw(?:or)?d|passphrase)s?|"
     r"[a-z]{0,12}p(?:ass|wd?)|passcode|pat|auth|authorization|bearer|cred(?:ential)?s?|dsn|cookie|"
     r"session|sig|signature|sas|salt|jwt|psk|pin|otp|webhook|connection_?string|conn_?str(?:ing)?"
 )
-PREFIX = r"(?:\w{0,24}[_.-])?"
-# Of the environment: any word of a name. PWD itself is a folder
+PREFIX = r"(?:\w{0,24}[_.-])?"  # the words before it: my_app.
+# The name of a variable of the environment, one of whose words tells. PWD itself is a folder
 SECRET_NAME = re.compile(
     rf"(?!(?:OLD)?PWD$)(?:.*_)?(?:{SECRET}|keys?|private\w*|license\w*|auth\w*|secret\w*|sk|conn|"
     r"login|seed|mnemonic|netrc)(?:_?\d+|_.*)?",
     re.IGNORECASE,
 )
 ORDINARY = re.compile(r"(?:/[\w.~-]+)+/?|\d+")  # a folder, a number
-LONG_TOKEN = (  # and what a service puts in front of its own: gsk_, dckr_pat_
+# 28 characters or more, letters and digits mixed, and what a service puts in front: gsk_, dckr_pat_
+LONG_TOKEN = (
     r"(?:[A-Za-z0-9]{1,10}[_-]){0,3}"
     r"(?=[A-Za-z+=]*\d)(?=[\d+=]*[A-Za-z])[A-Za-z0-9+=]{28,}"
 )
 LOOKS_SECRET = re.compile(rf"{LONG_TOKEN}|\S*://\S*@\S*")  # whatever a variable is called
-# What stands between a name and its value: token=, "token": ", ('token', ', <token>, token is
+# What stands between a name and its value: token=, "token": , token=>, token%3D; ('token', ',
+# <token>, key="token" value=, token is, invalid token
 BETWEEN = (
     r"(?:[\"']?\s{0,4}(?:%3[AD]|[=-]>|[=:])\s{0,4}|[\"'],\s{0,2}(?=[\"'][^\"']*\d)|>(?=\S)|"
     r"[\"'] value=|\s(?:is|was|provided:)\s(?=\S*\d)|\s(?=[\"']?[A-Za-z_-]*\d\w*[A-Za-z]))"
 )
-WITHIN = (
-    r"(?:[\[(][\"'][^\"'\s]{1,64}[\"'],\s{0,2}|\w{0,24}\()?(?:b?[\"'])?"  # ("user", "...", Str("...
+WITHIN = (  # and in front of the value itself: ("user", "..., Str("..., b"...
+    r"(?:[\[(][\"'][^\"'\s]{1,64}[\"'],\s{0,2}|\w{0,24}\()?(?:b?[\"'])?"
 )
-# Each with what stays in front of the secret
+# How secrets look in a text. The first group is what stays, in front of the secret
 SECRETS = (
+    # A private key, from its BEGIN to its END; or a line of one alone
     re.compile(r"(?s)(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(?=-----END|\Z)"),
-    re.compile(r"()(?m:^(?!/)(?=\S*\d)[A-Za-z0-9+/]{40,}={0,2}$)"),  # a line of a key
-    re.compile(r"(://)[^\s\"'<>@]{0,200}(?:@[^\s\"'<>/@]{0,100})?(?=@)"),  # of a URL
+    re.compile(r"()(?m:^(?!/)(?=\S*\d)[A-Za-z0-9+/]{40,}={0,2}$)"),
+    # In a URL: https://user:password@host; https://host/path?query; hooks.slack.com/services/...,
+    # /webhooks/..., /bot123:...; and without its scheme, user:password@host
+    re.compile(r"(://)[^\s\"'<>@]{0,200}(?:@[^\s\"'<>/@]{0,100})?(?=@)"),
     re.compile(r"(://[^\s\"'<>?]{1,200}\?)[^\s\"'<>]+"),
     re.compile(r"(://[\w.-]{0,60}hooks?[\w.-]{0,60}/|/webhooks?/|/bot(?=\d+:))[^\s\"'<>]+"),
     re.compile(r"((?<![^\s\"'(=,])[^\s\"'/@:=,;()<>]{1,64}:)[^\s\"'/@,;()<>]{1,64}(?=@\w)"),
+    # A header: Authorization: Basic ...
     re.compile(r"(?i)(\bauthorization[\"']?\s{0,4}[:=]\s{0,4}[\"']?)[^\"'\n]+"),
-    re.compile(  # of a command, whether it is a text or a list
+    # An argument of a command, which is a text or a list: --hf-token ..., '--password', '...
+    re.compile(
         rf"(?i)((?<!\S)[\[(\"']{{0,3}}--?(?:\w[\w-]{{0,24}}-)?(?:{SECRET}|key)[\"']?[ =,]+[\"']?)"
         r"(?!-)[^\s\"']+"
     ),
+    # A short one: curl -u ..., mysql -p..., redis-cli -a ...
     re.compile(
         r"((?:\bcurl\b.{0,100}?[\s\"']-u|\b(?:mysql\w*|mariadb|sshpass|redis-cli)\b.{0,100}?[\s\"']-[ap])"
         r"[\"', ]{0,4})"
         r"[^\s\"',]+"
     ),
-    re.compile(  # but max_tokens=512
+    # A value with its name: token=..., "api_key": "...", password is ...; but not max_tokens=512
+    re.compile(
         rf"(?i)((?<![A-Za-z0-9]){PREFIX}(?:{SECRET}|api key){BETWEEN}{WITHIN}"
         r"(?:(?:bearer|basic|token|digest)\s{1,4})?)(?!\d{1,5}\b)[^\s\"',;&<)\]}]{4,}"
     ),
+    # bearer ...
     re.compile(r"(?i)(\bbearer\s{1,4})[\w.~+/=-]{8,}"),
-    re.compile(r"(?im)(^[ \t]*password[ \t]+)\S+(?=[ \t]*$)"),  # of a .netrc
+    # In a .netrc: a line "password ...", or "login user password ..."
+    re.compile(r"(?im)(^[ \t]*password[ \t]+)\S+(?=[ \t]*$)"),
     re.compile(r"(?i)(\blogin\s{1,4}\S{1,64}\s{1,4}password\s{1,4})\S+"),
-    re.compile(  # of OpenAI, Stripe, Hugging Face, GitHub, GitLab, AWS, Slack, Google, ...; a JWT
+    # By what it begins with: OpenAI's, Stripe's, Hugging Face's, GitHub's, GitLab's, ...; a JWT
+    re.compile(
         r"()\b(?:[spr]k[-_]|hf_|gh[pousr]_|github_pat_|glpat-|A[KS]IA|xox[abeprs]-|AIza|ya29\.|"
         r"npm_|pypi-|whsec_|dop_v1_|SG\.|eyJ|gsk_|r8_|tgp_v1_|dckr_pat_|lin_api_|shp[a-z]{2}_|"
         r"sq0[a-z]{3}-|ATATT|EAA[A-Z]|key-(?=\w*\d))[\w.\-]{8,}"
     ),
+    # Any other long one
     re.compile(rf"()(?<![\w/+=-]){LONG_TOKEN}(?!\w)"),
 )
 # A text in a line of source, or a word as the index of something: batch["image"]
@@ -87,7 +101,7 @@ def secrets_in(environment: Mapping[str, str]) -> list[str]:
     return sorted(tell, key=len, reverse=True)
 
 
-def masked(text: str, secrets: list[str]) -> str:
+def mask_secrets(text: str, secrets: list[str]) -> str:
     """Return a text with `MASK` in the place of each of `secrets`, and of what looks like one.
 
     Of a traceback only the places stay, without their lines of source.

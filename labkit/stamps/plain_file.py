@@ -27,7 +27,7 @@ class Unreadable(OSError):
     """A file that is not read, or no further; the message says why, without the file's name."""
 
 
-def opened(path: str | os.PathLike[str]) -> io.BufferedReader:
+def open_plain(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Open a plain file to read, without waiting for anybody; OSError where it is another kind."""
     file = open(path, "rb", opener=lambda path, flags: os.open(path, flags | NO_WAIT))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -36,7 +36,7 @@ def opened(path: str | os.PathLike[str]) -> io.BufferedReader:
     return file
 
 
-def unpacked(stream: io.BufferedReader, most: int) -> io.BufferedReader:
+def unpack(stream: io.BufferedReader, most: int) -> io.BufferedReader:
     """Return what a stream holds, unpacked where it is gzip; `most` bytes come out of it.
 
     Where it has more, reading raises Unreadable. The stream is closed with it.
@@ -45,7 +45,7 @@ def unpacked(stream: io.BufferedReader, most: int) -> io.BufferedReader:
 
 
 class Unpacked(io.RawIOBase):
-    """The bytes that `unpacked` buffers."""
+    """The bytes that `unpack` buffers."""
 
     def __init__(self, stream: io.BufferedReader, most: int):
         self._stream = stream

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from labkit.stamps.event_shapes import fits
 from labkit.stamps.events import FILE_NAME, VERSION
-from labkit.stamps.plain_file import BROKEN, Unreadable, opened, unpacked
+from labkit.stamps.plain_file import BROKEN, Unreadable, open_plain, unpack
 from labkit.text import one_line, printable, with_texts
 
 Event = dict[str, Any]
@@ -61,7 +61,7 @@ class Tail:
     def read(self) -> list[Event]:
         """Return the events since the last call; lines that are no event are skipped."""
         events = []
-        with contextlib.suppress(FileNotFoundError, Unreadable), opened(self.path) as file:
+        with contextlib.suppress(FileNotFoundError, Unreadable), open_plain(self.path) as file:
             end = os.fstat(file.fileno()).st_size  # a quick writer would not let go of a reader
             file.seek(self.place)
             while self.place < end and (line := _next_line(file)):
@@ -80,7 +80,7 @@ def events_of(path: str | os.PathLike[str]) -> Iterator[Event]:
     number = 0  # of the line
     where = one_line(os.fsdecode(path))
     try:
-        with opened_record(path) as stream:
+        with open_record(path) as stream:
             while line := _next_line(stream):
                 number += 1
                 event = event_on(line)
@@ -126,9 +126,9 @@ def _check_spec(event: Event | None) -> None:
         raise NoEvent(f"written by a newer labkit (format {event['version']})")
 
 
-def opened_record(path: str | os.PathLike[str]) -> BufferedReader:
+def open_record(path: str | os.PathLike[str]) -> BufferedReader:
     """Open a record, a folder or a file, to read its text, unpacked."""
-    return unpacked(opened(record_file(path)), MAX_BYTES)
+    return unpack(open_plain(record_file(path)), MAX_BYTES)
 
 
 def record_file(path: str | os.PathLike[str]) -> Path:

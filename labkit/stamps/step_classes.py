@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,8 +17,6 @@ CLASSES = {  # of a step's time
     "launch": "launch gaps",
     "other": "host work between steps",
 }
-STRETCH = 250_000  # steps that are looked at together, in 100 MB: a run may have ten million
-AHEAD = 1_024  # steps that a host may be ahead of its device: a launch queue holds about 1,000
 
 
 class StepClock:
@@ -35,34 +33,21 @@ class StepClock:
         self._zero_ns = int(steps.moments("asked", slice(0, 1))[0]) if self.count else 0
         firsts = [number for number in sorted(set(passes)) if 0 < number < self.count]
         behind = np.array(firsts, dtype=int)
-        start = self._moments_ns("busy_end", behind - 1)
-        end = np.maximum(start, self._moments_ns("asked", behind))
+        known = slice(behind.max(initial=-1) + 1)
+        start = steps.moments("busy_end", known)[behind - 1] - self._zero_ns
+        end = np.maximum(start, steps.moments("asked", known)[behind] - self._zero_ns)
         gone = np.cumsum(end - start)
         # Both (2 * pauses,): start and end of each pause, and how long all had lasted by then, ns
         self._edges = np.column_stack([start, end]).ravel()
         self._gone = np.column_stack([gone - (end - start), gone]).ravel()
 
-    def _moments_ns(self, name: str, numbers: np.ndarray) -> np.ndarray:
-        """Return a moment of some steps, ns since the first batch was asked for."""
-        moments = self._steps.moments(name, slice(len(numbers) and int(numbers[-1]) + 1))
-        return moments[numbers] - self._zero_ns
-
-    def stretch(self, start: int, stop: int) -> np.ndarray:
-        """Return the moments in `STAMPS` (n, 6), s, of the steps from `start` up to `stop`."""
-        return self._seconds(self._steps.table(STAMPS, slice(start, min(stop, self.count))))
+    def stamps(self, start: int = 0, names: Iterable[str] = STAMPS) -> np.ndarray:
+        """Return the moments so named of the steps from `start` on (n, names), s."""
+        return self._seconds(self._steps.table(names, slice(start, self.count)))
 
     def moments(self, name: str, start: int = 0) -> np.ndarray:
         """Return a moment of the steps from `start` on (n,), s: see `Steps.moments`."""
         return self._seconds(self._steps.moments(name, slice(start, self.count)))
-
-    def mean_split(self, start: int) -> np.ndarray:
-        """Return the mean (5,), s, of what `split_steps` makes of the steps from `start` on."""
-        total = np.zeros(len(CLASSES))
-        for first in range(start, self.count, STRETCH):
-            count = min(STRETCH, self.count - first)
-            stamps = self.stretch(first - 1, first + count + AHEAD)
-            total += split_steps(stamps)[:count].sum(axis=0)
-        return total / (self.count - start)
 
     def busy_s(self, start: int) -> float:
         """Return for how long the device was busy with the steps from `start` on, s.
@@ -71,13 +56,7 @@ class StepClock:
         the log, which a GPU's own events timed. A CPU's step has none: it counts from the host's
         moment `copied` to `done`, between which the host computes (`Steps.moments`).
         """
-        return sum(float(np.diff(busy).sum()) for busy in self._busy(start))
-
-    def _busy(self, start: int) -> Iterator[np.ndarray]:
-        """Yield the busy intervals (n, 2), s, of the steps from `start` on, a stretch at a time."""
-        for first in range(start, self.count, STRETCH):
-            rows = slice(first, min(first + STRETCH, self.count))
-            yield self._seconds(self._steps.table(BUSY, rows))
+        return float(np.diff(self.stamps(start, BUSY)).sum())
 
     def _seconds(self, at_ns: np.ndarray) -> np.ndarray:
         """Return moments on the clock that stands still in pauses."""
@@ -96,11 +75,9 @@ class StepClock:
         """Return (bins,) s and the busy share (bins,) of equal stretches, stamped at the middle."""
         if not self.count:
             return np.empty(0), np.empty(0)
-        edges = np.linspace(0.0, self.moments("busy_end", self.count - 1)[0], bins + 1)
-        busy_s = np.zeros(bins + 1)  # by each edge
-        for busy in self._busy(0):
-            busy_s += busy_until(busy, edges)
-        return (edges[:-1] + edges[1:]) / 2, np.diff(busy_s) / np.diff(edges)
+        busy = self.stamps(0, BUSY)
+        edges = np.linspace(0.0, busy[-1, -1], bins + 1)
+        return (edges[:-1] + edges[1:]) / 2, np.diff(busy_until(busy, edges)) / np.diff(edges)
 
 
 def unevenness(ends_s: np.ndarray, blocks: int) -> float | None:
@@ -163,6 +140,7 @@ def body_seconds(stamps: np.ndarray) -> np.ndarray:
 
     A GPU's queue holds steps whose data the host had long before: their time in it is no work.
     """
-    ends = np.maximum.accumulate(stamps[:, 5])
+    _, ready, *_, busy_end = stamps.T
+    ends = np.maximum.accumulate(busy_end)
     free = np.concatenate([[-np.inf], ends[:-1]])
-    return ends - np.maximum(stamps[:, 1], free)
+    return ends - np.maximum(ready, free)

@@ -78,7 +78,7 @@ class StepRing:
                 file.truncate(0)  # leaves room to say so
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), RING_NAME)
             self.page = shared_page(file.fileno(), len(blank))
-        # Cold caches: storing nine words so takes a loop 4 µs, Struct.pack_into 7
+        # Cold caches: storing the words one by one takes a loop 4 µs, Struct.pack_into 7
         self.words = self.page.cast("q")
         self.reals = self.page.cast("d")
 
@@ -118,7 +118,7 @@ class Drain:
         """Take the next step; None where it is not finished, or the ring is not whole."""
         if self.page is None:
             with contextlib.suppress(OSError, ValueError):
-                self.page = _whole(self.path)
+                self.page = _map_ring(self.path)
         if self.page is None:
             return None
         words = self.page.cast("q")
@@ -143,7 +143,7 @@ class Drain:
             self.path.unlink()
 
 
-def _whole(path: Path) -> memoryview | None:
+def _map_ring(path: Path) -> memoryview | None:
     """Return the ring at `path`; None where it is not whole yet."""
     with open(path, "rb+", opener=private) as file:
         size = os.fstat(file.fileno()).st_size

@@ -1,11 +1,12 @@
 """Events of which there are many, in little memory.
 
-A step is a row of numbers: about 60 bytes, where its event as objects takes 1 kB.
+A step is a row of numbers: about 110 bytes, where its event as objects takes 1 kB.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from array import array
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ ALL = slice(None)
 # Moments of the host, ns: it asks for a batch, has it, has issued its copy, has issued the compute;
 # on a CPU the copy and the compute are over then
 HOST = ("asked", "ready", "copied", "done")
+ASKED, READY, COPIED, DONE = range(len(HOST))  # columns of `host_ns`
 NUMBERS = ("n", "cpu", "bytes", "loss")  # keys of an event that hold a number
 MOMENTS = {  # {key of an event: the columns of the numbers that it may hold}
     "t": HOST,
@@ -25,6 +27,7 @@ MOMENTS = {  # {key of an event: the columns of the numbers that it may hold}
     "busy": ("busy_start", "busy_end"),
     "comm": ("complete", "averaged"),
 }
+COLUMNS = (*NUMBERS, *itertools.chain(*MOMENTS.values()))
 SAME_MOMENT = {  # where a step has no times of a device, it worked while the host waited
     "copy_start": "ready",
     "copy_end": "copied",
@@ -32,7 +35,8 @@ SAME_MOMENT = {  # where a step has no times of a device, it worked while the ho
     "busy_end": "done",
 }
 BUSY = MOMENTS["busy"]  # the device computes from the one to the other
-STAMPS = ("asked", "ready", *MOMENTS["copy"], *BUSY)  # the columns of `Run.stamps`
+# The columns of `Run.stamps`: three spans, in which the host waits, and the device copies, computes
+STAMPS = ("asked", "ready", *MOMENTS["copy"], *BUSY)
 
 
 class Steps:
@@ -42,7 +46,7 @@ class Steps:
     """
 
     def __init__(self) -> None:
-        self._columns: dict[str, array[float]] = {}
+        self._columns = {name: array("d") for name in COLUMNS}
         self._count = 0
 
     def __len__(self) -> int:
@@ -50,17 +54,13 @@ class Steps:
 
     def as_of_now(self) -> Steps:
         """Return the steps so far, in the same memory: those that follow do not show in them."""
-        now = copy.copy(self)
-        now._columns = dict(self._columns)
-        return now
+        return copy.copy(self)
 
     def append(self, event: Event) -> None:
         """Take in a `step` event that has been checked."""
         row = {name: event[name] for name in NUMBERS if event.get(name) is not None}
         for key, names in MOMENTS.items():
             row.update(zip(names, event.get(key) or (), strict=False))
-        for name in row.keys() - self._columns.keys():
-            self._columns[name] = array("d", [math.nan]) * self._count
         for name, column in self._columns.items():
             column.append(row.get(name, math.nan))
         self._count += 1
@@ -68,10 +68,8 @@ class Steps:
     def moments(self, name: str, rows: slice = ALL) -> np.ndarray:
         """Return a column (rows,); of a device's moment that is missing, the host's."""
         known = range(self._count)[rows]
-        column = self._columns.get(name, array("d"))
         # a slice is a copy: what lends its memory cannot grow
-        values = np.full(len(known), math.nan)
-        values[: len(column)] = column[known.start : known.stop]
+        values = np.array(self._columns[name][known.start : known.stop])
         if name in SAME_MOMENT:
             values = np.where(np.isnan(values), self.moments(SAME_MOMENT[name], rows), values)
         return values
@@ -82,4 +80,4 @@ class Steps:
 
     def has_device_times(self) -> bool:
         """Return whether the times of a device are known, of a step at least."""
-        return "busy_start" in self._columns
+        return not np.isnan(self._columns["busy_start"]).all()

@@ -111,7 +111,7 @@ class DeviceClock:
         """Return when an event of the step being written passed, on the host's clock."""
         return round(self.first_ns + self._after_ns(event))
 
-    def taken(self, event: torch.Event) -> int:
+    def last_host_ns(self, event: torch.Event) -> int:
         """Return `host_ns` of an event that nobody reads again."""
         self.idle.append(event)
         return self.host_ns(event)
@@ -126,7 +126,7 @@ class DeviceClock:
 
 
 class Step(NamedTuple):
-    """A step whose compute the host has issued, as the loop hands it to its timeline."""
+    """A step whose compute the host has issued, as the loop gives it to its timeline."""
 
     number: int
     asked: int  # when the host asked for data, ns
@@ -144,7 +144,7 @@ class HostTimeline:
     copied = staticmethod(now_ns)
 
     def __init__(self, add: AddStep):
-        """Hand each step to `add`."""
+        """Give each step to `add`."""
         self.add = add
         self.cpu_ns = 0
         self.skipped = 0  # steps to come in which the thread's CPU clock is not read
@@ -241,7 +241,7 @@ class DeviceTimeline:
 def make_timeline(
     log: EventLog, add: AddStep, device: torch.device
 ) -> HostTimeline | DeviceTimeline:
-    """Return the timeline that fits `device`, and hands each step to `add`."""
+    """Return the timeline that fits `device`, and gives each step to `add`."""
     if device.type == "cpu":
         return HostTimeline(add)
     if device.type == "cuda":

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from labkit.stamps.plain_file import Unreadable, opened, unpacked
+from labkit.stamps.plain_file import Unreadable, open_plain, unpack
 from labkit.text import one_line
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class TraceFile:
 
     def __iter__(self) -> Iterator[Json]:
         try:
-            with unpacked(self.member or opened(self.path), MAX_SIZE) as plain:
+            with unpack(self.member or open_plain(self.path), MAX_SIZE) as plain:
                 text = io.TextIOWrapper(plain, "utf-8-sig", errors="replace", newline="")
                 for count, event in enumerate(self._events(text)):
                     if count == MAX_EVENTS:
@@ -165,7 +165,7 @@ class Header(tarfile.TarInfo):
 def _archive(path: Path) -> Iterator[tuple[str, io.BufferedReader]]:
     """Yield name and content of the files in a tar archive; links and devices are passed over."""
     with (
-        unpacked(opened(path), MAX_ARCHIVE) as plain,
+        unpack(open_plain(path), MAX_ARCHIVE) as plain,
         tarfile.open(fileobj=plain, mode="r|", tarinfo=Header) as archive,
     ):
         for number, member in enumerate(archive):

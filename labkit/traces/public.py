@@ -21,7 +21,7 @@ from labkit.knobs import check_names
 from labkit.process.folders import part
 from labkit.results.templates import entries
 from labkit.stamps.folder_rights import private
-from labkit.stamps.plain_file import opened
+from labkit.stamps.plain_file import open_plain
 from labkit.text import printable
 from labkit.traces.breakdown import Breakdown, RankTraces
 from labkit.traces.file import TraceError
@@ -80,7 +80,7 @@ def _local(wanted: dict[str, Any]) -> Path | None:
     folder = os.environ.get("LABKIT_TRACES")
     found = Path(folder).rglob(wanted["file"]) if folder else ()
     for path in (*found, _cache_path(wanted)):
-        with contextlib.suppress(OSError), opened(path) as file:
+        with contextlib.suppress(OSError), open_plain(path) as file:
             digest = hashlib.sha256(file.read(MAX_BYTES)).hexdigest()
             if digest in (wanted["sha256"], *wanted["copies"]):
                 return path

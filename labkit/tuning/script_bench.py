@@ -33,7 +33,7 @@ from labkit.process.family import MARK, descendants, end_marked, exit_name
 from labkit.process.leftovers import remove_segments
 from labkit.results.run_data import RunData
 from labkit.spec import LOADER_KNOBS
-from labkit.stamps.interrupts import held
+from labkit.stamps.interrupts import collect_interrupts
 from labkit.tuning.search_result import Tuning, thread_variables
 from labkit.tuning.trial import Outcome, Trial, of_loader
 from labkit.watching.headroom import KEPT_BATCHES
@@ -120,7 +120,7 @@ class ScriptBench:
                 is_timed = self._follow(script, Path(folder), rate)
                 why_none = why_no_loop(output, script.poll())
             finally:
-                with held():  # a second Ctrl-C would leave its workers
+                with collect_interrupts():  # a second Ctrl-C would leave its workers
                     stop(script, pid_of(self.loop) if self.loop else script.pid, folder)
         seconds = time.monotonic() - begun_s
         others = max(0.0, others_busy_s() - busy_s) / seconds / (psutil.cpu_count() or 1)

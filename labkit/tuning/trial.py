@@ -12,10 +12,9 @@ from statistics import median
 from labkit.api import Run, launch
 from labkit.instruments.loader_knobs import in_flight
 from labkit.knobs import Settings, as_typed
-from labkit.orders import LOOKS_S
 from labkit.results.core_use import CoreUse
 from labkit.results.payload import Source
-from labkit.spec import KNOBS, LOADER_KNOBS, PYTORCH_PREFETCH, WITHOUT_WORKERS, Pipeline
+from labkit.spec import KNOBS, LOADER_KNOBS, LOOKS_S, PYTORCH_PREFETCH, WITHOUT_WORKERS, Pipeline
 
 TIE = 0.03  # throughputs closer than this are the same: repeats of one run differ by more
 FEWEST_STEPS = 24  # after the warm-up; with fewer, the throughput is a guess

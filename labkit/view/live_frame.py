@@ -30,7 +30,7 @@ def live_frame(run: RunData, serial: int = 0) -> Frame:
     most_s = 0.75 * STEPS_SHOWN * step_s
     window_s = float(f"{np.clip(USUAL_WINDOW_S, 4 * step_s, most_s):.0e}")
     start_s = max(0.0, run.length_s - window_s)
-    stamps = run.clock.stretch(max(0, run.steps - STEPS_SHOWN - 1), run.steps)
+    stamps = run.clock.stamps(max(0, run.steps - STEPS_SHOWN - 1))
     # Nothing is known of the time before the first step
     split_ms = np.pad(1e3 * split_steps(stamps), ((1, 0), (0, 0)), constant_values=np.nan)
     rows = np.column_stack([stamps - start_s, split_ms[:, :3], split_ms[:, 3:].sum(axis=1)])

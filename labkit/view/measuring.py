@@ -10,7 +10,7 @@ from labkit.bench.grid import Grid
 from labkit.process.notebook import in_notebook
 from labkit.results.device_peaks import ROOFS, Peaks
 from labkit.results.payload import Source
-from labkit.stamps.interrupts import held
+from labkit.stamps.interrupts import collect_interrupts
 from labkit.view.display import Display
 from labkit.view.live_frame import stage_line
 
@@ -62,14 +62,14 @@ def measure(
         **grid: A list of values, or one value, for each argument.
 
     A row that runs out of memory says so, and the next ones are measured in a fresh process.
-    Raises ValueError on a grid that does not fit the function, a function that cannot be sent, or
-    one that has an argument of a name above;
-    RuntimeError where every row failed, or none was measured: another run has the device.
+    Raises ValueError on a grid that does not fit the function, whose arguments cannot have a name
+    above, or a function that cannot be sent; RuntimeError where every row failed, or none was
+    measured: another run has the device.
     """
     spec = Grid.of(function, grid, device)
     source = Source.of(spec.name, {spec.name: function}, "make it inside the function")
     drawing = {"x": x, "y": y, "by": by, "title": title, "beside": beside, "log": log}
-    with held():
+    with collect_interrupts():
         started = launch(spec, source=source)
         if not wait:
             return started
@@ -80,23 +80,22 @@ def measure(
         return wait_for_rows(started, Display())
 
 
-def peaks(*, again: bool = False, device: str = "auto") -> Peaks:
+def peaks(*, device: str = "auto") -> Peaks:
     """Measure what this device reaches: its memory, and matrix products in each number format.
 
     The roofs of the roofline, and what `run.mfu` and `run.mbu` are held against from then on. They
     are measured once a day, so that all that is said in a day has the same measure.
 
     Args:
-        again: Measure anew, in place of today's values.
         device: As of `lk.measure`.
     """
 
     def peak(bench: Bench, of: str) -> dict[str, object]:
-        from labkit.bench.roofline import measured  # in the bench: this process needs no torch
+        from labkit.bench.roofline import todays_rate  # in the bench: this process needs no torch
 
-        return measured(bench, of, again=again)
+        return todays_rate(bench, of)
 
-    with held():
+    with collect_interrupts():
         started = measure(peak, device=device, wait=False, of=list(ROOFS))
         return Peaks.of(wait_for_rows(started, Display()))
 

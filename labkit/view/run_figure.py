@@ -74,7 +74,7 @@ def draw_run(run: RunData, before: RunData | None = None, change: str = "") -> P
     length_s = min(steps_s, *(each.length_s - each.warm_s for each in runs.values()))
     for axes, (name, each) in zip(teeth, runs.items(), strict=True):
         start = (each.warm_s + each.length_s - length_s) / 2
-        spans = each.stamps[:, 0:2], each.stamps[:, 2:4], each.busy
+        spans = np.split(each.stamps, len(LANES), axis=1)
         draw_lanes(axes, dict(zip(LANES, spans, strict=True)), start, start + length_s)
         axes.set_title(f"{name}: {each.mark or each.machine.name}, {each.in_short}", loc="left")
     teeth[-1].set_xlabel(f"{SINCE}: the marked stretch below, enlarged")

@@ -16,7 +16,7 @@ from labkit.process import folders
 from labkit.process.notebook import in_notebook
 from labkit.results.hardware import check_device
 from labkit.spec import Distributed, Pipeline
-from labkit.stamps.interrupts import held
+from labkit.stamps.interrupts import collect_interrupts
 from labkit.tuning.script_bench import runnable
 from labkit.tuning.search import Search
 from labkit.tuning.search_result import Tuning
@@ -110,7 +110,7 @@ def start(
     Where it is to `wait`, it is shown until it has ended: a canvas in a notebook, which draws the
     run `before` as well, a line of text elsewhere.
     """
-    with held() as pressed:
+    with collect_interrupts() as pressed:
         found = remember(function, launch(spec))
         if wait:
             shown = RunDisplay(before)

@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 
 KEEP_STEPS = 100_000  # in the log, 13 MB: a run of days must not fill the disk, nor a Run memory
 BEAT_NS = 500_000_000  # two live updates a second: they run in the training process itself
-LEAST_WARMUP = 3  # steps that the statistics leave out
 GATHER_NS = 100_000_000  # steps are written ten times a second
 MOST_STEPS = FEW_SLOTS // 2  # that wait in the ring to be written
 
@@ -199,7 +198,8 @@ class Recorder:
 
     # -- as the process of its Run -----------------------------------------------------------------
 
-    def alive(self) -> bool:
+    @property
+    def is_alive(self) -> bool:
         """Whether more may follow."""
         return not self.closed
 
@@ -323,7 +323,7 @@ class Recorder:
             batch_on_gpu=self.batches.on_gpu,
             is_compiled=bool(dynamo and dynamo.counters.get("frames")),
         )
-        self.log.write("begin", warmup=max(LEAST_WARMUP, loader_knobs.in_flight(self.knobs)))
+        self.log.write("begin", warmup=loader_knobs.warmup_steps(self.knobs))
 
     # -- what else is looked at --------------------------------------------------------------------
 
