@@ -26,8 +26,9 @@ class Finder:
     def find_spec(self, name, path=None, target=None):
         """Return the spec of `labkit`, the script's before ours, or of a module to hook."""
         if name == "labkit":
-            how = {"submodule_search_locations": [ROOT]}
-            ours = importlib.util.spec_from_file_location(name, OURS, **how)
+            ours = importlib.util.spec_from_file_location(
+                name, OURS, submodule_search_locations=[ROOT]
+            )
             return PathFinder.find_spec(name) or ours
         if name not in HOOKED:
             return None
@@ -47,7 +48,7 @@ class Finder:
 def hook(module):
     """Hook a module of theirs; whatever goes wrong here is not the script's affair."""
     try:
-        theirs = importlib.util.find_spec("labkit").origin
+        theirs = getattr(importlib.util.find_spec("labkit"), "origin", None)
         if theirs is None or not os.path.samefile(theirs, OURS):
             raise ImportError("the script has another labkit than the one that watches it")
         if TRIAL:
