@@ -10,7 +10,7 @@ import labkit as lk
 from labkit.diagnosis import judge
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.wording import worded
+from labkit.diagnosis.wording import with_advice
 from labkit.results.core_use import CoreUse
 from labkit.results.workers import Hang
 
@@ -125,7 +125,7 @@ def diagnosed(workers=None, **more):
     known = {"kind": "gpu", "wait_share": 0.5, "compute_share": 0.5, "code": LOADER}
     known |= {"knobs": {"num_workers": 2}, "use": CoreUse(2)}
     evidence = Evidence(**known | (workers or {}) | more)
-    return worded(judge.by_cost(evidence)[0], evidence)
+    return with_advice(judge.by_cost(evidence)[0], evidence)
 
 
 @pytest.mark.parametrize(

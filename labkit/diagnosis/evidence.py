@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from labkit.traces.ranks import RankTraces
 
 
-class NotMeasured(AttributeError):
-    """A cause asked for what was not measured; its text is the name of the fact, or names."""
+class NotMeasured(Exception):
+    """A rule asked for what was not measured; its text is the name of the fact, or names."""
 
 
 class Witness(NamedTuple):
     """One instrument's word on the time that the events call busy."""
 
-    said: str  # what it measured, and against which threshold
+    text: str  # what it measured, and against which threshold
     idle: float | None  # share of that time in which the device waited; None: it cannot tell
 
 
@@ -118,11 +118,14 @@ class Evidence:
     if not TYPE_CHECKING:  # which knows the facts that there are
 
         def __getattr__(self, name: str) -> Any:
-            raise NotMeasured(name)
+            raise (NotMeasured if name in self.__annotations__ else AttributeError)(name)
 
     def known(self, name: str) -> Any:
-        """Return a fact, None where it was not measured."""
-        return getattr(self, name, None)
+        """Return a fact, None where it was not measured. AttributeError: there is no such fact."""
+        try:
+            return getattr(self, name)
+        except NotMeasured:
+            return None
 
     def but(self, **changes: Any) -> Evidence:
         """Return the same facts but for some."""
