@@ -48,7 +48,7 @@ INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and wh
     "the loop on a stand-in GPU, and what is sent to it": "bench",
     "the script under watch, in whose process the test is": "watching hf view.watch_live",
     "evidence that no log here holds, and code to paste": (
-        "diagnosis results.core_use results.failures results.workers"
+        "diagnosis results.core_use results.failures"
     ),
     "searches on made-up rates": "tuning",
     "the trace of an x-ray, which only a verdict reads": "traces.read",

@@ -31,7 +31,7 @@ BOTTLENECKS = {  # every name that a diagnosis can give
     "input": "waiting for data",
     "transfer": "copies to the device",
     "launch": "the host: the device waits for its next piece of work",
-    "host": "the loop body: Python, files or waiting",
+    "host": "the script's own work: Python, files, validation or waiting",
     "memory_bandwidth": "memory traffic",
     "precision": "number format",
     "communication": "exchanging gradients",
@@ -39,7 +39,6 @@ BOTTLENECKS = {  # every name that a diagnosis can give
     "compute": "the device itself",
     "unsure": "no verdict",
 }
-BESIDE_TRAINING = ("validation", "between_epochs")  # causes of "host" outside the training loop
 
 
 def in_words(cause: str) -> str:
@@ -70,7 +69,7 @@ class Finding:
     lines: tuple[Line, ...] = ()  # of the user's code, the costliest first
     rank: int | None = None  # of several ranks, the one to blame
     at_most: float | None = None  # times the throughput, whatever is done against it
-    # What `wording.worded` makes of a finding with remedies
+    # What `wording.with_advice` makes of a finding with remedies
     # Times the throughput with the first remedy, and from where to where; None: not known
     expected: tuple[float, float, float] | None = None
     advice: str = ""  # what to change first, and what to expect of it
@@ -80,14 +79,6 @@ class Finding:
     def is_reducible(self) -> bool:
         """Whether it costs time, and something may reduce that."""
         return bool(self.lost_share and self.remedies)
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the finding as JSON types."""
-        return {
-            **vars(self),
-            "lines": [*map(asdict, self.lines)],
-            "remedies": [*map(asdict, self.remedies)],
-        }
 
 
 # -- a cause --
@@ -129,9 +120,11 @@ def findings_of(when: str, evidence: Evidence) -> Iterator[Finding]:
 
 def not_judged(evidence: Evidence) -> dict[str, list[str]]:
     """Return each instrument that a run lacks and could have had: the causes that asked for it."""
-    is_gpu = evidence.kind == "gpu"
-    could_have = {"xray": evidence.of_bench, "workers": evidence.num_workers}
-    could_have |= {"kernels": is_gpu, "heat": is_gpu}
+    could_have = {
+        "xray": evidence.of_bench,
+        "workers": evidence.num_workers,
+        "kernels": evidence.kind == "gpu",
+    }
     missing: dict[str, list[str]] = {}
     for rule, names in itertools.chain(*RULES.values()):
         try:
@@ -164,7 +157,6 @@ WITHOUT = {  # what is said where an instrument of this name was missing
     "xray": "no x-ray looked inside the steps (xray=True)",
     "workers": "the loader's workers were not timed",
     "kernels": "no profiler saw the GPU's kernels",
-    "heat": "the driver did not tell why the GPU's clock was held down",
 }
 
 
@@ -208,17 +200,15 @@ class Diagnosis(Result):
     def headline(self) -> str:
         """The verdict in a few words."""
         first = self.findings[0]
-        is_beside = first.cause in BESIDE_TRAINING
-        about = in_words(first.cause) if is_beside else BOTTLENECKS[first.name]
         late = "" if first.rank is None else f", rank {first.rank} late"
-        return f"{first.name}{late} ({about})"
+        return f"{first.name}{late} ({BOTTLENECKS[first.name]})"
 
     def to_dict(self) -> dict[str, object]:
         """Return the diagnosis as JSON types."""
         return {
             "bottleneck": self.bottleneck,
             "confidence": self.confidence,
-            "findings": [finding.to_dict() for finding in self.findings],
+            "findings": [*map(asdict, self.findings)],
             "source": self.source,
             "notes": [*self.notes, *self.caveats],
             "rank": self.rank,

@@ -13,7 +13,6 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.causes.device import nothing_lost
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import (
-    BESIDE_TRAINING,
     LOOK_INSIDE,
     LOSS,
     WARNING,
@@ -29,6 +28,7 @@ from labkit.traces.read import Breakdown, RankTraces
 
 # Causes that workers seem to have which only lack a core
 OF_SLOW_WORKERS = ("cores", "too_few_workers", "waiting_for_data", "stalls")
+BESIDE_TRAINING = ("validation", "between_epochs")  # causes of "host" outside the training loop
 STOP_OTHERS = "Stop the other work and run again."
 TO_THE_CARD = (
     "The model is on the CPU, and does not use the {}: move it there before its optimizer is "
@@ -84,9 +84,9 @@ def losses(evidence: Evidence) -> tuple[list[Finding], dict[str, float]]:
     rest = 1 - sum(each.lost_share for each in losing if each.cause in BESIDE_TRAINING)
     total: dict[str, float] = defaultdict(float)
     for place, each in enumerate(losing):
-        share = each.lost_share * (1 if each.cause in BESIDE_TRAINING else rest)
-        losing[place] = replace(each, lost_share=share)
-        total[each.name] += share
+        if each.cause not in BESIDE_TRAINING:
+            losing[place] = replace(each, lost_share=each.lost_share * rest)
+        total[each.name] += losing[place].lost_share
     return losing, total
 
 
@@ -160,19 +160,15 @@ def too_close(first: Finding, agreement: float) -> Finding | None:
 
 def objection(first: Finding, evidence: Evidence) -> Finding | None:
     """Return why the first finding is no verdict; None where it is one."""
-    shared = evidence.known("others_on_card") or 0.0
-    if shared > limits.FOREIGN_LOAD:
-        seen = f"{shared:.0%} of the time kernels of other processes ran on the same GPU (NVML)."
-        return unsure("neighbour", seen, STOP_OTHERS, "symptoms/neighbour.md")
-    taken = taken_by_others(first, evidence)
-    if taken > limits.FOREIGN_LOAD:
-        seen = f"{taken:.0%} of the time in which this program had work, others had its cores "
-        return unsure(
-            "neighbour",
-            f"{seen}(threshold {limits.FOREIGN_LOAD:.0%}).",
-            STOP_OTHERS,
-            "symptoms/neighbour.md",
-        )
+    on_card, of_cores = evidence.known("others_on_card") or 0.0, taken_by_others(first, evidence)
+    shared = {
+        "of the time kernels of other processes ran on the same GPU": on_card,
+        "of the time in which this program had work, others had its cores": of_cores,
+    }
+    for what, share in shared.items():
+        if share > limits.FOREIGN_LOAD:
+            seen = f"{share:.0%} {what} (threshold {limits.FOREIGN_LOAD:.0%})."
+            return unsure("neighbour", seen, STOP_OTHERS, "symptoms/neighbour.md")
     return blind_spot(evidence) if first.name == "compute" else None
 
 
@@ -217,16 +213,14 @@ def caveats(evidence: Evidence, run: RunData) -> dict[str, float]:
     """
     limited = {}
     seconds = run.length_s - run.warm_s
-    use, crowded = evidence.use, evidence.crowded_by
-    if crowded > limits.DISTURBS:
-        taken = f"{use.others or 0.0:.1f} of {use.cores} cores meanwhile (`top` names them)"
-        limited[f"Other programs used {taken}."] = max(1 - crowded, 0.0)
+    use = evidence.use
+    if use.others_share > limits.DISTURBS:
+        taken = f"{use.others:.1f} of {use.cores} cores meanwhile (`top` names them)"
+        limited[f"Other programs used {taken}."] = max(1 - use.others_share, 0.0)
     if share := evidence.known("others_on_card"):
         limited[f"Other programs computed on the same GPU: {share:.0%} of the time."] = 1 - share
     if spare := evidence.known("spare_card"):
         limited[TO_THE_CARD.format(spare)] = 1.0
-    if run.event("full"):
-        limited[f"The verdict is of the first {run.steps:,} steps: no more are recorded."] = 1.0
     if run.watched and seconds < limits.LONG_ENOUGH_S:
         longer = f"{seconds:.1f} s were measured, and a longer run gives a surer verdict."
         limited[f"A short look: {longer}"] = seconds / limits.LONG_ENOUGH_S

@@ -100,8 +100,5 @@ def _passes(run: RunData, is_known: bool) -> list[Span]:
     part = (TRAINING if trains(run) else VALIDATION) if is_known else LOOP
     at = run.loop.get("place")
     place = f"{PurePath(str(at[0])).name}:{at[1]}" if at else ""
-    passes, begun = run.all("pass"), run.all("epoch")
-    if run.steps and len(begun) > len(passes):  # killed: it ended with its last step
-        passes = [*passes, {"began": begun[-1].get("began"), "ended": int(run.host_ns[-1, 3])}]
-    spans = [Span(each["began"] or each["ended"], each["ended"], part, place) for each in passes]
+    spans = (Span(each["began"], each["ended"], part, place) for each in run.all("pass"))
     return [span for span in spans if span.began < span.ended]

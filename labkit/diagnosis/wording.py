@@ -16,7 +16,6 @@ from labkit.results.script import changed_lines
 from labkit.results.templates import DATA
 
 NOTHING_TO_SET = f"No setting is expected to gain as much as {WORTH:.0%}."
-AT_MOST = 2.0  # of all but input: a larger gain that only the lost share bounds seldom comes
 NOTHING_KNOWN = Evidence(kind="cpu")
 # Losses beside which their remedies also shorten what else the device does
 UNBOUNDED = ("launch", "memory_bandwidth", "precision", "communication")
@@ -68,8 +67,7 @@ def _most(finding: Finding, evidence: Evidence) -> float | None:
         replayed = evidence.known("headroom")
         if replayed is not None or (evidence.kind == "cpu" and evidence.num_workers):
             return replayed and max(1.0, replayed)
-    most = gain_without(finding.lost_share)
-    return most if finding.name == "input" or most <= AT_MOST else None
+    return gain_without(finding.lost_share)
 
 
 def _advice(finding: Finding) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis import wall_shares
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import LOSS, WARNING, Finding, Remedy, cause, evaluate, loss
+from labkit.diagnosis.findings import LOSS, WARNING, Finding, Remedy, cause, loss
 from labkit.diagnosis.hot_lines import Line
 
 # -- copies to the device ------------------------------------------------------------------------
@@ -138,7 +137,7 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     regular long steps. It costs its share of the sampled stacks; on a GPU, which may work meanwhile
     on what is queued, at most that.
     """
-    lines, drift = evidence.lines, evaluate(longer_and_longer, evidence)
+    lines, drift = evidence.lines, kept_graphs(evidence)
     lost = lost_in_body(evidence, evidence.body.get(part, 0.0))
     if not lost or (drift and drift.lost_share > lost / 2):
         return None  # it may be what makes the steps longer and longer: said there
@@ -162,12 +161,6 @@ for _part in BESIDES:
 
 # -- steps that grow, and what is kept ----------------------------------------------------------
 
-KEEP_LESS = Remedy(
-    "keep_less",
-    "Print every 100th step's time beside the sizes of what that line works on. Something may be "
-    "kept from step to step, such as a list: empty it now and then, or memory runs out some time. "
-    "Longer texts and larger images may grow on purpose.",
-)
 KEEP_NUMBERS = Remedy(
     "keep_numbers",
     "Keep numbers instead of tensors with the graphs that made them: add loss.item(), append "
@@ -176,29 +169,11 @@ KEEP_NUMBERS = Remedy(
 
 
 @cause(LOSS, "drift")
-def longer_and_longer(evidence: Evidence) -> Finding | None:
-    """A watched loop's steps take longer and longer: cause "drift".
-
-    It is found where the last fifth of the steps takes `DRIFT` times the first, and a variable was
-    seen to grow or no other program DISTURBS the loop. Batches that grow as much explain it. It
-    costs what the later steps take beyond the first.
-    """
-    growth, grown = evidence.growth, kept_graphs(evidence)
-    if not grown and evidence.crowded_by > limits.DISTURBS:
-        return None
-    grown = grown or Finding("host", "symptoms/growth.md", remedies=(KEEP_LESS,))
-    seen = f"The last steps take {growth:.1f}x as long as the first ({evidence.source}). "
-    lines = evidence.lines
-    rows = grown.lines + lines.rows(lines.mask("body"))[:3]
-    lost = evidence.grown_share
-    return replace(grown, lost_share=lost, evidence=seen + grown.evidence, lines=rows)
-
-
 @cause(WARNING, "drift")
 def kept_graphs(evidence: Evidence) -> Finding | None:
-    """A variable keeps the graphs of ever more steps: it may cost no time, but ends in no memory.
+    """A variable keeps the graphs of ever more steps, which ends in no memory: cause "drift".
 
-    Cause "drift".
+    It costs what the later steps take beyond the first, where they take longer and longer.
     """
     if not evidence.variables:
         return None
@@ -207,9 +182,16 @@ def kept_graphs(evidence: Evidence) -> Finding | None:
     line = Line(*where, 0.0, "body", "python", variable["name"])
     seen = f"`{variable['name']}` in {line.address} grew from {variable['before']} to "
     seen += f"{variable['after']}, and it keeps tensors with the graphs that made them."
-    remedies = (KEEP_NUMBERS,)
-    page = "symptoms/growth.md"
-    return Finding("host", page, evidence=seen, remedies=remedies, lines=(line,))
+    if evidence.growth > 1:
+        seen += f" The last steps take {evidence.growth:.1f}x as long as the first."
+    return Finding(
+        "host",
+        "symptoms/growth.md",
+        lost_share=evidence.grown_share,
+        evidence=seen,
+        remedies=(KEEP_NUMBERS,),
+        lines=(line,),
+    )
 
 
 # -- beside the loop -----------------------------------------------------------------------------

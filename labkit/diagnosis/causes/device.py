@@ -225,10 +225,7 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
     if evaluate(full_precision, evidence) or formats == ():
         return None
     lost = max(0.0, could) * limits.HALF_SAVED * evidence.compute_share
-    seen = (
-        "of the time is the cost of operators that could use Tensor Cores and do not, at 2x, the "
-    )
-    seen += "low end of published gains"
+    seen = "of the time is the cost of operators that could use Tensor Cores, at twice the speed"
     sixteen_bits = Remedy(
         "sixteen_bits",
         "Use 16-bit autocast: BF16 on Ampere and later cards, FP16 with a GradScaler before; sizes "

@@ -39,18 +39,14 @@ SHARE_OUT = (
 def has_cheap_items(evidence: Evidence) -> bool:
     """Return whether torch's taking the items one by one, and stacking them, is the work.
 
-    That is a batch that the loop makes as fast as a worker sends one, and items of which torch's
-    own code has MOST_OF_LOADING of the time. Without a batch size they are no more.
+    Torch's own code then has MOST_OF_LOADING of the time. Without a batch size they are no more.
     """
     lines = evidence.known("lines")
-    has_workers = bool(evidence.num_workers)
-    cheap = not has_workers and 0 < evidence.wait_us < limits.HANDOFF_US
-    if lines is not None:
-        there = lines.frame[lines.mask("worker" if has_workers else "waiting")]
-        torchs = there.of_phase[(there.within != "") & ~there.own].sum()
-        is_torchs = len(there) >= limits.FEWEST_LINES and torchs >= limits.MOST_OF_LOADING
-        cheap = cheap or is_torchs
-    return cheap and evidence.knobs.get("batch_size", 1) is not None
+    if lines is None or evidence.knobs.get("batch_size", 1) is None:
+        return False
+    there = lines.frame[lines.mask("worker" if evidence.num_workers else "waiting")]
+    torchs = there.of_phase[(there.within != "") & ~there.own].sum()
+    return len(there) >= limits.FEWEST_LINES and torchs >= limits.MOST_OF_LOADING
 
 
 def cores_full(evidence: Evidence) -> bool:
@@ -157,33 +153,12 @@ def loading_lines(evidence: Evidence) -> tuple[Line, ...]:
     return (lines.rows(lines.making("worker")) or lines.rows(lines.making("waiting")))[:3]
 
 
-def late(page: str, seen: str, *remedies: Remedy, **more: Any) -> Finding:
+def reason(page: str, seen: str, *remedies: Remedy, **more: Any) -> Finding:
     """Return a finding that says why the loop waits for data, `more` of whose fields are given."""
     return Finding("input", page, evidence=seen, remedies=remedies, **more)
 
 
 # -- one process holds the others up ---------------------------------------------------------------
-
-RAISE_AN_ERROR = Remedy(
-    "raise_an_error_instead",
-    "Have the loader raise an error instead of waiting for ever, and start workers anew instead of "
-    "forking: OpenCV, HDF5 and tokenizers may deadlock after a fork (cv2.setNumThreads(0)).",
-    code="# DataLoader(..., timeout=60, multiprocessing_context='spawn')\n",
-)
-
-
-@cause(LATE, "hang")
-def worker_hangs(evidence: Evidence) -> Finding | None:
-    """A worker that has an item to make made no progress to the end of the record: "hang".
-
-    It is found where that lasted HANGS_S or longer.
-    """
-    count, hang = evidence.workers, evidence.hang
-    if not count or hang.seconds < limits.HANGS_S:
-        return None
-    seen = f"{hang.seconds:.0f} s since worker {hang.worker} last made progress."
-    return late("symptoms/hang.md", seen, RAISE_AN_ERROR)
-
 
 ONE_THREAD = Remedy(
     "one_thread_a_worker",
@@ -208,7 +183,7 @@ def crowding_threads(evidence: Evidence) -> Finding | None:
         return None
     seen = f"Each of {counted(workers, 'worker')} computes with {each} threads"
     seen += f", {each * workers} in all, on {counted(cores, 'core')}."
-    return late("symptoms/threads.md", seen, ONE_THREAD)
+    return reason("symptoms/threads.md", seen, ONE_THREAD)
 
 
 # -- epochs ----------------------------------------------------------------------------------------
@@ -239,11 +214,11 @@ def epoch_start(evidence: Evidence) -> Finding | None:
     if evidence.num_workers and starts >= half:
         seen = f"{starts:.0%} of the time is the start of later epochs."
         remedies = KEEP_WORKERS, *settings(evidence)
-        return late("symptoms/epoch-start.md", seen, *remedies, cause="workers_restart")
+        return reason("symptoms/epoch-start.md", seen, *remedies, cause="workers_restart")
     if first < half:
         return None
     seen = f"{first:.0%} of the time is what the first epoch waited longer than later ones."
-    return late("symptoms/epoch-start.md", seen, READ_ONCE, cause="cold_start")
+    return reason("symptoms/epoch-start.md", seen, READ_ONCE, cause="cold_start")
 
 
 # -- the costliest line ----------------------------------------------------------------------------
@@ -270,7 +245,7 @@ def slow_code(evidence: Evidence) -> Finding | None:
         rows = lines.rows(ours)[:3]
         # No number of workers makes a sampler quicker, nor what a loop with workers does by itself
         is_alone = is_in_loop and bool(evidence.num_workers)
-        return late(
+        return reason(
             "symptoms/costly-items.md",
             f"{part:.0%} {WHOSE[phase]} is in {rows[0].what}.",
             *((CHEAPER_ITEMS,) if is_alone else settings(evidence)),
@@ -293,15 +268,15 @@ def hand_over(evidence: Evidence) -> Finding | None:
     """Sending a batch from a worker to the loop takes longer than making it: "hand_over".
 
     It is found where the average worker had no batch to make for WORKERS_REST of the time, also
-    while the loop waits, and other programs had at most FOREIGN_LOAD of the loop's core.
+    while the loop waits, and other programs had at most FOREIGN_LOAD of the cores.
     """
     idle = evidence.workers and evidence.worker_idle
     rests = idle >= limits.WORKERS_REST and idle + evidence.wait_share > 1
-    if not rests or evidence.crowded_by > limits.FOREIGN_LOAD:
+    if not rests or evidence.use.others_share > limits.FOREIGN_LOAD:
         return None
     seen = f"{idle:.0%} of the time the workers have nothing to do while the loop waits."
     whole = [each for each in settings(evidence) if each in (FETCH_AT_ONCE, IN_THE_LOOP)]
-    return late("symptoms/sending-batches.md", seen, *whole, FEWER_PIECES)
+    return reason("symptoms/sending-batches.md", seen, *whole, FEWER_PIECES)
 
 
 # -- what no single line shows ---------------------------------------------------------------------
@@ -324,4 +299,4 @@ def state_of_workers(evidence: Evidence) -> Finding | None:
         return None
     seen = f"{computing:.0%} CPU on average in {counted(workers, 'worker')} on "
     seen += f"{evidence.use.cores} cores."
-    return late(page, seen, *settings(evidence), cause=name)
+    return reason(page, seen, *settings(evidence), cause=name)
