@@ -56,9 +56,9 @@ class Run(LiveResult[RunData], RunData):
     @property
     def lines(self) -> Lines:
         """Where in the user's code the time went: a table of lines."""
-        from labkit.diagnosis.hot_lines import lines_of
+        from labkit.diagnosis.hot_lines import sampled_lines
 
-        return lines_of(self.data)
+        return sampled_lines(self.data)
 
     def diagnose(self) -> Diagnosis:
         """Name what holds the run back, with evidence and advice."""

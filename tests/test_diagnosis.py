@@ -3,16 +3,16 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-from played_gpu import CPU, GPU, MS, host_steps, log, play
+from played_gpu import CPU, GPU, MS, host_steps, log, play, watched_log
 
 import labkit as lk
 from labkit.diagnosis import judge
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.wording import worded
+from labkit.diagnosis.wording import with_advice
 from labkit.results.core_use import CoreUse
-from labkit.results.workers import Hang
 
 NOTEBOOKS_FOLDER = Path(__file__).parents[1] / "notebooks"
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "traces"
@@ -92,6 +92,27 @@ def test_advice_from_a_trace_fits_the_loader_the_card_and_inference(file, says, 
     assert never not in str(found) and never not in str(found.findings[0].remedies)
 
 
+def test_the_confidence_is_that_of_the_finding_that_is_printed_first(tmp_path):
+    """Input costs most and a perfect loader gains nothing: the host's rare pauses come first."""
+    pauses = [200.0 if i % 20 == 0 else 0.0 for i in range(60)]
+    begins = 1000.0 + np.cumsum([0.0, *pauses[:-1]]) + 30.0 * np.arange(60)
+    steps = [{"t": (at, at + 20, at + 20, at + 30)} for at in begins]
+    rows = [(0, at + 20, at + 30) for at in begins]
+    replay = {"event": "headroom", "factor": 1.0, "low": 0.9, "high": 1.1, "text": ""}
+    work, more = [("optimizer", "optimizer.step()")], {"knobs": {"num_workers": 0}}
+    found = watched_log(tmp_path, CPU, work, steps, rows, events=[replay], **more).diagnose()
+    first, second, *_ = [each for each in found.findings if each.name != "unsure"]
+    assert (first.name, second.name) == ("launch", "input")
+    assert second.lost_share > first.lost_share and not second.remedies
+    assert found.confidence < 1
+
+
+def test_a_fact_that_does_not_exist_fails_and_one_that_was_not_measured_is_none():
+    assert Evidence(kind="cpu").known("mfu") is None
+    with pytest.raises(AttributeError, match="mfuu"):
+        Evidence(kind="cpu").known("mfuu")
+
+
 # -- who else uses the machine ---------------------------------------------------------------------
 
 
@@ -125,7 +146,7 @@ def diagnosed(workers=None, **more):
     known = {"kind": "gpu", "wait_share": 0.5, "compute_share": 0.5, "code": LOADER}
     known |= {"knobs": {"num_workers": 2}, "use": CoreUse(2)}
     evidence = Evidence(**known | (workers or {}) | more)
-    return worded(judge.by_cost(evidence)[0], evidence)
+    return with_advice(judge.by_cost(evidence)[0], evidence)
 
 
 @pytest.mark.parametrize(
@@ -135,8 +156,7 @@ def diagnosed(workers=None, **more):
      ({"workers": 2, "worker_cpu": 2.0}, "threads", "with 2 threads, 4 in all, on 2 cores",
       "OPENBLAS"),
      (WAITING, "storage_latency", "num_workers=6", "num_workers=6"),
-     (IDLE, "hand_over", "one tensor for each part of a batch", ""),
-     (BUSY | {"hang": Hang(1, 90.0)}, "hang", "worker 1", "timeout=60")],
+     (IDLE, "hand_over", "one tensor for each part of a batch", "")],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
 )  # fmt: skip
 def test_what_the_workers_show_names_the_cause_and_the_remedy(workers, cause, said, code):

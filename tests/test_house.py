@@ -15,7 +15,7 @@ from labkit import Pipeline
 from labkit.diagnosis import findings, judge
 from labkit.diagnosis.findings import BOTTLENECKS, Remedy, cause, loss
 from labkit.diagnosis.step_table import StepTable
-from labkit.diagnosis.wording import worded
+from labkit.diagnosis.wording import with_advice
 from labkit.knobs import declares_knobs, knob
 from labkit.results.script import changed_lines
 from labkit.spec import KNOBS, LOADER_KNOBS
@@ -48,7 +48,7 @@ INSIDE = {  # what tests and tools import besides `lk`, rooms or modules, and wh
     "the loop on a stand-in GPU, and what is sent to it": "bench",
     "the script under watch, in whose process the test is": "watching hf view.watch_live",
     "evidence that no log here holds, and code to paste": (
-        "diagnosis results.core_use results.failures results.workers"
+        "diagnosis results.core_use results.failures"
     ),
     "searches on made-up rates": "tuning",
     "the trace of an x-ray, which only a verdict reads": "traces.read",
@@ -164,7 +164,7 @@ def test_a_knob_acts_in_the_bench_and_in_the_script_that_lk_script_prints():
 
 
 def test_a_cause_names_the_thresholds_that_it_reads():
-    for rule in itertools.chain(*findings.CAUSES.values()):
+    for rule, _ in itertools.chain(*findings.RULES.values()):
         function = getattr(rule, "func", rule)
         said = inspect.getdoc(function)
         for threshold in re.findall(r"limits\.(\w+)", inspect.getsource(function)):
@@ -172,12 +172,12 @@ def test_a_cause_names_the_thresholds_that_it_reads():
 
 
 def test_a_cause_is_a_function_with_its_page(monkeypatch):
-    monkeypatch.setattr(findings, "CAUSES", {when: [] for when in findings.CAUSES})
+    monkeypatch.setattr(findings, "RULES", {when: [] for when in findings.RULES})
     known = {each.__name__: each for each in (Remedy, loss, cause)} | {"LOSS": findings.LOSS}
     exec(recipe("A cause"), known)
     run = lk.recorded("workers-0")
     evidence = StepTable(run).evidence()
-    [finding] = [worded(each, evidence, run) for each in judge.by_cost(evidence)]
+    [finding] = [with_advice(each, evidence, run) for each in judge.by_cost(evidence)]
     assert finding.lost_share == pytest.approx(run.wait_ms / run.step_ms, rel=0.05)
     assert finding.advice.startswith("Try num_workers=4. Expect")
     assert finding.page == "symptoms/too-few-workers.md"

@@ -7,7 +7,7 @@ import pytest
 
 import labkit as lk
 from labkit.diagnosis.findings import Diagnosis, Finding, Remedy
-from labkit.diagnosis.wording import worded
+from labkit.diagnosis.wording import with_advice
 from labkit.results.hardware import Machine
 from labkit.tuning.search import Improver
 from labkit.tuning.search_result import Tuning
@@ -19,10 +19,10 @@ START = lk.Pipeline().to_dict()
 def loss(name, lost, *changes):
     """A finding whose remedies make these changes."""
     remedies = tuple(Remedy("", "", changes=change) for change in changes)
-    return worded(Finding(name, name, "", lost, remedies=remedies))
+    return with_advice(Finding(name, "", lost_share=lost, remedies=remedies))
 
 
-HEALTHY = worded(Finding("compute", "the_device_is_the_limit", ""))
+HEALTHY = with_advice(Finding("compute", ""))
 FEED = loss("input", 0.6, {"num_workers": 6})
 HALF = loss("precision", 0.3, {"precision": "bf16"})
 FUSED = loss("launch", 0.2, {"fused_optimizer": True})
@@ -32,7 +32,7 @@ def climbed(rate, found):
     """Return the ladder of a climb: `rate(knobs)` is measured, and `found(knobs)` is on top."""
 
     def measure(knobs, _rate, whole=False):
-        verdict = Diagnosis(tuple(found(knobs)), 1.0, "fake")
+        verdict = Diagnosis(findings=tuple(found(knobs)), source="fake")
         run = SimpleNamespace(
             throughput=rate(knobs),
             machine=Machine("cpu", "cpu"),

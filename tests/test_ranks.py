@@ -66,7 +66,7 @@ def test_what_holds_the_ranks_back_is_named_and_which_of_them(tmp_path, case, bo
     found = record(tmp_path, **case).diagnose()
     assert (found.bottleneck, found.rank) == (bottleneck, rank)
     if rank is not None:
-        assert f"rank {rank}" in found.evidence and f"on rank {rank}" in found.headline
+        assert f"rank {rank}" in found.evidence and f"rank {rank} late" in found.headline
 
 
 def test_ranks_that_never_began_get_no_verdict(tmp_path):

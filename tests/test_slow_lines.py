@@ -5,7 +5,7 @@ from played_gpu import CPU, MS, watched_log
 from labkit.diagnosis import judge
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.step_table import StepTable
-from labkit.diagnosis.wording import worded
+from labkit.diagnosis.wording import with_advice
 from labkit.results.core_use import CoreUse
 
 TORCH = "/usr/lib/python3/site-packages/torch/utils/data/_utils/collate.py"
@@ -57,7 +57,7 @@ def found(folder, waiting=(), worker=(), wait_ms=80.0, **known):
     busy = known.get("worker_cpu", 0.0) > 0.5
     known = {"use": CoreUse(2, own=1.95 if busy else 0.5), "code": LOADER} | known
     evidence = StepTable(run).evidence().but(**known)
-    return worded(judge.by_cost(evidence)[0], evidence, run)
+    return with_advice(judge.by_cost(evidence)[0], evidence, run)
 
 
 def in_loop(place, part=0.9):

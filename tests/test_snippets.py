@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import labkit as lk
 from labkit.diagnosis.causes import loader
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import asked
+from labkit.diagnosis.findings import evaluate
 from labkit.diagnosis.loader_code import LoopCode
-from labkit.diagnosis.wording import worded
+from labkit.diagnosis.wording import with_advice
 from labkit.results.core_use import CoreUse
 from labkit.results.hardware import Machine
 from labkit.tuning.set_up import tuner
@@ -178,7 +178,7 @@ def fed(**known):
     """Return what is found of a loop that waits half of the time for a loader without workers."""
     known = {"wait_share": 0.5, "compute_share": 0.5, "knobs": {"num_workers": 0}} | known
     evidence = Evidence(kind="cpu", **known)
-    return worded(asked(loader.waiting_for_data, evidence), evidence)
+    return with_advice(evaluate(loader.waiting_for_data, evidence), evidence)
 
 
 def test_the_advice_for_a_watched_loop_is_in_the_names_of_its_script():

@@ -1,16 +1,18 @@
 """The pages of notebooks/symptoms: one for every cause, whose code and links hold."""
 
 import ast
+import itertools
 import re
 from pathlib import Path
 
 from test_house import ROOT
 
 import labkit as lk
+from labkit.diagnosis import findings, judge  # noqa: F401 - which has all rules
 
 FOLDER = ROOT / "notebooks" / "symptoms"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-PAGES_OF_NONE = {"out-of-memory", "nan", "uneven-shards"}  # what no verdict says
+PAGES_OF_NONE = {"out-of-memory", "nan", "uneven-shards", "hang"}  # what no verdict says
 TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}
 
 
@@ -26,9 +28,8 @@ def imports_missing(code):
     return read & IMPORTED - {each.asname or each.name for node in imported for each in node.names}
 
 
-# What is made of the kind of a line or the part of a time; `test_golden.py` looks at their pages
-OTHERWISE_NAMED = {"python", "logging", "waiting", "loader", "validation", "between_epochs"}
-OTHERWISE_NAMED |= {"item", "collate"}
+# What is made of the kind of a line; `test_golden.py` looks at their pages
+OTHERWISE_NAMED = {"python", "logging", "waiting", "loader"}
 
 
 def is_page(text):
@@ -58,6 +59,12 @@ def test_a_cause_stands_beside_its_page_and_the_page_says_its_name():
             stated = [literals(each) for each in functions if cause in literals(each)]
             pages = {f"symptoms/{page}.md", "unsure" if page == "no-verdict" else None} - {None}
             assert any(pages & each for each in stated), cause
+
+
+def test_each_cause_that_a_rule_names_is_on_a_page():
+    rules = itertools.chain(*findings.RULES.values())
+    named = {name.replace("_", " ") for _, names in rules for name in names}
+    assert named <= {*itertools.chain(*CAUSES_OF.values())}
 
 
 def test_the_index_leads_to_every_page_and_every_page_has_a_cause():

@@ -15,7 +15,6 @@ from labkit.diagnosis.loader_code import LoopCode
 from labkit.knobs import Setting
 from labkit.results.core_use import CoreUse
 from labkit.results.device_peaks import Peak
-from labkit.results.workers import Hang
 from labkit.stamps.record import Event
 
 if TYPE_CHECKING:
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
     from labkit.traces.breakdown import Breakdown, RankTraces
 
 
-class NotMeasured(AttributeError):
-    """A cause asked for what was not measured; its text is the name of the fact, or names."""
+class NotMeasured(Exception):
+    """A rule asked for what was not measured; its text is the name of the fact, or names."""
 
 
 class Witness(NamedTuple):
     """One instrument's word on the time that the events call busy."""
 
-    said: str  # what it measured, and against which threshold
+    text: str  # what it measured, and against which threshold
     idle: float | None  # share of that time in which the device waited; None: it cannot tell
 
 
@@ -56,7 +55,6 @@ class Evidence:
     epoch_starts: float = 0.0  # waits for the first batches of later epochs
     first_epoch: float = 0.0  # by which the first epoch waited longer than as many later steps
     padding: float  # of the tokens computed
-    wait_us: float = 0.0  # of the average step; 0: not known
     compute_us: float  # of the average step
     launches_only: bool = False  # a step's parts are the host's: the device's times are not known
 
@@ -85,7 +83,6 @@ class Evidence:
     worker_cpu: float  # CPU time over the time that one prepares items; above 1 with more threads
     worker_idle: float  # time in which the average worker had no batch to make
     library_threads: int = 0  # that compute in each beside its own; 0: none, or not counted
-    hang: Hang  # of a worker that had work, and finished no item
 
     # A watched loop
     watched: bool = False
@@ -93,8 +90,8 @@ class Evidence:
     host_wait_share: float  # its host waits for a batch, whatever the device does
     body: Mapping[str, float] = {}  # of its body: no training
     body_s: np.ndarray  # (steps,) of all steps: how long their bodies took
-    growth: float  # of its last steps over the first, where they take longer and longer
-    grown_share: float  # what they take beyond the first
+    growth: float = 1.0  # of its last steps over the first, where they take longer and longer
+    grown_share: float = 0.0  # what they take beyond the first
     variables: Sequence[dict[str, Any]] = ()  # that keep the graphs of ever more steps
     weights_dtype: str  # of most of what it trains, as "float32"
     spare_card: str  # the name of a GPU here that its model on the CPU leaves alone
@@ -117,11 +114,14 @@ class Evidence:
     if not TYPE_CHECKING:  # which knows the facts that there are
 
         def __getattr__(self, name: str) -> Any:
-            raise NotMeasured(name)
+            raise (NotMeasured if name in self.__annotations__ else AttributeError)(name)
 
     def known(self, name: str) -> Any:
-        """Return a fact, None where it was not measured."""
-        return getattr(self, name, None)
+        """Return a fact, None where it was not measured. AttributeError: there is no such fact."""
+        try:
+            return getattr(self, name)
+        except NotMeasured:
+            return None
 
     def but(self, **changes: Any) -> Evidence:
         """Return the same facts but for some."""
@@ -151,11 +151,6 @@ class Evidence:
         """The share of its time in which this program had work, and other programs its cores."""
         is_shared = self.use.others_share > limits.FOREIGN_LOAD
         return (self.use.taken or 0.0) if is_shared else 0.0
-
-    @property
-    def crowded_by(self) -> float:
-        """The larger of the shares of the cores and of this program's time that others had."""
-        return max(self.use.others_share, self.stolen_by_others)
 
     @property
     def stalls(self) -> bool:

@@ -1,8 +1,9 @@
 """A cause, which looks at the evidence, and what it finds: a finding with its remedies.
 
-A cause is a function in `labkit/diagnosis/causes`. It takes the `Evidence` and returns a `Finding`,
+A rule is a function in `labkit/diagnosis/causes`. It takes the `Evidence` and returns a `Finding`,
 however little it costs, or None; where it asks for what was not measured it is not judged. Its
-docstring has the condition, and the thresholds in it by their names in `thresholds.py`.
+decorator has the names of the causes that it finds. Its docstring has the condition, and the
+thresholds in it by their names in `thresholds.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import itertools
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from labkit.diagnosis.evidence import Evidence, NotMeasured
@@ -30,7 +31,7 @@ BOTTLENECKS = {  # every name that a diagnosis can give
     "input": "waiting for data",
     "transfer": "copies to the device",
     "launch": "the host: the device waits for its next piece of work",
-    "host": "the loop body: Python, files or waiting",
+    "host": "the script's own work: Python, files, validation or waiting",
     "memory_bandwidth": "memory traffic",
     "precision": "number format",
     "communication": "exchanging gradients",
@@ -38,7 +39,6 @@ BOTTLENECKS = {  # every name that a diagnosis can give
     "compute": "the device itself",
     "unsure": "no verdict",
 }
-BESIDE_TRAINING = ("validation", "between_epochs")  # causes of "host" outside the training loop
 
 
 def in_words(cause: str) -> str:
@@ -61,27 +61,24 @@ class Finding:
     """One thing that costs device time, or a reason to give no verdict."""
 
     name: str  # the bottleneck, one of `BOTTLENECKS`
-    cause: str  # "storage_latency"
     page: str  # that explains it, in the folder of the notebooks: "symptoms/slow-storage.md"
+    cause: str = ""  # "storage_latency"; by default the one of its rule
     lost_share: float = 0.0  # of wall time (0 to 1), that would be saved if it were gone
     evidence: str = ""  # the numbers that show it, and in brackets what measured them
     remedies: tuple[Remedy, ...] = ()  # the one to try first in front
     lines: tuple[Line, ...] = ()  # of the user's code, the costliest first
     rank: int | None = None  # of several ranks, the one to blame
     at_most: float | None = None  # times the throughput, whatever is done against it
-    # What `wording.worded` makes of a finding with remedies
+    # What `wording.with_advice` makes of a finding with remedies
     # Times the throughput with the first remedy, and from where to where; None: not known
     expected: tuple[float, float, float] | None = None
     advice: str = ""  # what to change first, and what to expect of it
     code: str = ""  # what to type for the first remedy
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the finding as JSON types."""
-        return {
-            **vars(self),
-            "lines": [*map(asdict, self.lines)],
-            "remedies": [*map(asdict, self.remedies)],
-        }
+    @property
+    def is_reducible(self) -> bool:
+        """Whether it costs time, and something may reduce that."""
+        return bool(self.lost_share and self.remedies)
 
 
 # -- a cause --
@@ -90,20 +87,23 @@ Rule = Callable[[Evidence], Finding | None]
 LOSS = "loss"  # what costs device time: the losses of each bottleneck add up
 LATE = "late"  # why the loop waits for data: the first that is found counts
 WARNING = "warning"  # said whatever it costs
-CAUSES: dict[str, list[Rule]] = defaultdict(list)
+RULES: dict[str, list[tuple[Rule, tuple[str, ...]]]] = defaultdict(list)  # each with its causes
 
 
-def cause(when: str) -> Callable[[Rule], Rule]:
-    """Register a cause, which is asked as one of LOSS, LATE and WARNING after those before it."""
+def cause(when: str, *names: str) -> Callable[[Rule], Rule]:
+    """Register a rule as one of LOSS, LATE and WARNING, which is judged after those before it.
 
-    def registered(rule: Rule) -> Rule:
-        CAUSES[when].append(rule)
+    `names` are those of all causes that it finds. Of several, each finding says which.
+    """
+
+    def register(rule: Rule) -> Rule:
+        RULES[when].append((rule, names))
         return rule
 
-    return registered
+    return register
 
 
-def asked(rule: Rule, evidence: Evidence) -> Finding | None:
+def evaluate(rule: Rule, evidence: Evidence) -> Finding | None:
     """Return what a rule finds; None also where it asks for what was not measured."""
     try:
         return rule(evidence)
@@ -111,42 +111,39 @@ def asked(rule: Rule, evidence: Evidence) -> Finding | None:
         return None
 
 
-def found(evidence: Evidence, when: str) -> Iterator[Finding]:
-    """Yield what the causes of a kind find that can be judged from this evidence."""
-    findings = (asked(rule, evidence) for rule in CAUSES[when])
-    return filter(None, findings)
+def findings_of(when: str, evidence: Evidence) -> Iterator[Finding]:
+    """Yield what the rules of a kind find that can be judged from this evidence."""
+    for rule, names in RULES[when]:
+        if finding := evaluate(rule, evidence):
+            yield replace(finding, cause=finding.cause or names[0])
 
 
 def not_judged(evidence: Evidence) -> dict[str, list[str]]:
     """Return each instrument that a run lacks and could have had: the causes that asked for it."""
-    is_gpu = evidence.kind == "gpu"
-    could_have = {"xray": evidence.of_bench, "workers": evidence.num_workers}
-    could_have |= {"kernels": is_gpu, "heat": is_gpu}
+    could_have = {
+        "xray": evidence.of_bench,
+        "workers": evidence.num_workers,
+        "kernels": evidence.kind == "gpu",
+    }
     missing: dict[str, list[str]] = {}
-    for rule in itertools.chain(*CAUSES.values()):
+    for rule, names in itertools.chain(*RULES.values()):
         try:
             rule(evidence)
         except NotMeasured as lacking:
             if could_have.get(str(lacking)):
-                missing.setdefault(str(lacking), []).append(rule.__name__)
+                missing.setdefault(str(lacking), []).extend(names)
     return missing
 
 
 def loss(
-    name: str,
-    cause: str,
-    page: str,
-    share: float,
-    seen: str,
-    by: str,
-    *remedies: Remedy,
-    **more: Any,
+    name: str, page: str, share: float, seen: str, by: str, *remedies: Remedy, **more: Any
 ) -> Finding:
     """Return a finding with what it costs: `by` measured that share of the time, `seen` says of it.
 
     `more` are fields of the `Finding`.
     """
-    return Finding(name, cause, page, share, f"{share:.0%} {seen} ({by}).", remedies, **more)
+    seen = f"{share:.0%} {seen} ({by})."
+    return Finding(name, page, lost_share=share, evidence=seen, remedies=remedies, **more)
 
 
 def gain_without(lost_share: float) -> float:
@@ -160,18 +157,18 @@ WITHOUT = {  # what is said where an instrument of this name was missing
     "xray": "no x-ray looked inside the steps (xray=True)",
     "workers": "the loader's workers were not timed",
     "kernels": "no profiler saw the GPU's kernels",
-    "heat": "the driver did not tell why the GPU's clock was held down",
 }
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Diagnosis(Result):
     """What holds a run back."""
 
     findings: tuple[Finding, ...]  # what costs device time, ranked by how much
-    # 0 to 1: the share of resampled runs (steps drawn anew with replacement) with the same verdict;
-    # of a trace, how far the first loss is ahead of the second or of its threshold
-    confidence: float
+    # Of the first finding, 0 to 1: the share of resampled runs (steps drawn anew with replacement)
+    # in which it comes first, too; of a trace and between ranks, how far it is ahead of the second
+    # or of its threshold
+    confidence: float = 0.0
     source: str  # where it was measured
     notes: tuple[str, ...] = ()  # what limits the verdict
     caveats: tuple[str, ...] = ()  # what limits it so severely that the first line says it
@@ -203,17 +200,15 @@ class Diagnosis(Result):
     def headline(self) -> str:
         """The verdict in a few words."""
         first = self.findings[0]
-        is_beside = first.cause in BESIDE_TRAINING
-        about = in_words(first.cause) if is_beside else BOTTLENECKS[first.name]
-        is_blamed = first.rank is not None and first.name != "communication"
-        return f"{first.name}{f' on rank {first.rank}' if is_blamed else ''} ({about})"
+        late = "" if first.rank is None else f", rank {first.rank} late"
+        return f"{first.name}{late} ({BOTTLENECKS[first.name]})"
 
     def to_dict(self) -> dict[str, object]:
         """Return the diagnosis as JSON types."""
         return {
             "bottleneck": self.bottleneck,
             "confidence": self.confidence,
-            "findings": [finding.to_dict() for finding in self.findings],
+            "findings": [*map(asdict, self.findings)],
             "source": self.source,
             "notes": [*self.notes, *self.caveats],
             "rank": self.rank,

@@ -33,7 +33,7 @@ COLLATE = "collate"  # what a loader is busy with where it puts items together
 WHERE = ["file", "line", "function", "phase", "call"]  # what tells a line
 MAKING = ("waiting", "worker")  # phases in which batches are made: in the loop's process, in others
 TORCHS = r"(?:^|[/\\])torch[/\\](?:utils[/\\]data|storage|multiprocessing|_\w+)"  # its loader's own
-PART_OF_KIND = {  # the parts of a loop's body, by the kinds of work of which one is no part itself
+PART_OF_KIND = {  # the part of a loop's body that a kind of work counts as; others are parts
     "copy": "torch",
     "io": "logging",
     "wait": "waiting",
@@ -148,13 +148,12 @@ class Lines(Result):
             for line in self.lines
             if line.share >= LEAST_SHOWN
         ]
-        parts = [f"{share:.0%} {part}" for part, share in self.body.items()]
         sampled = f"{len(self)} stacks sampled; shares of the loop's time, of workers of theirs"
         return Table(
             rows,
             head=("time", "phase", "where", "kind", "call"),
             left=(1, 2, 3, 4),
-            foot=(f"the loop's body: {', '.join(parts) or 'not seen'}", self.missing or sampled),
+            foot=(self.missing or sampled,),
         )
 
 
@@ -185,4 +184,4 @@ def _samples(run: RunData) -> pandas.DataFrame:
     return frame
 
 
-lines_of = functools.lru_cache(maxsize=16)(Lines)  # of the ranks of a run
+sampled_lines = functools.lru_cache(maxsize=16)(Lines)  # of the ranks of a run

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -12,22 +13,22 @@ from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.causes.device import nothing_lost
 from labkit.diagnosis.evidence import Evidence
 from labkit.diagnosis.findings import (
-    BESIDE_TRAINING,
     LOOK_INSIDE,
     LOSS,
     WARNING,
     Diagnosis,
     Finding,
-    found,
+    findings_of,
     not_judged,
 )
 from labkit.diagnosis.step_table import StepTable, of_trace, of_traces
-from labkit.diagnosis.wording import worded
+from labkit.diagnosis.wording import with_advice
 from labkit.results.run_data import RunData
 from labkit.traces.read import Breakdown, RankTraces
 
 # Causes that workers seem to have which only lack a core
 OF_SLOW_WORKERS = ("cores", "too_few_workers", "waiting_for_data", "stalls")
+BESIDE_TRAINING = ("validation", "between_epochs")  # causes of "host" outside the training loop
 STOP_OTHERS = "Stop the other work and run again."
 TO_THE_CARD = (
     "The model is on the CPU, and does not use the {}: move it there before its optimizer is "
@@ -41,34 +42,37 @@ def of_run(run: RunData, ranks_cores: float = 0.0) -> Diagnosis:
     source = run.mark or f"measured on {run.machine.name}"
     table = StepTable(run, ranks_cores)
     if table.steps < limits.MIN_STEPS:
-        doubt = worded(too_short(table.steps))
-        return Diagnosis((doubt,), 0.0, source, mark=run.mark)
+        doubt = with_advice(too_short(table.steps))
+        return Diagnosis(findings=(doubt,), source=source, mark=run.mark)
     evidence = table.evidence()
-    first, *_ = findings = by_cost(evidence)
-    agree = resampled(table)
-    hidden = unseen(evidence)
-    doubt = against(first, evidence) or too_close(agree)
-    told = [worded(each, evidence, run) for each in (*filter(None, [doubt]), *findings)]
-    # First doubts and losses that a remedy can reduce, then the rest
-    told.sort(key=lambda each: each.name != "unsure" and not (each.lost_share and each.remedies))
+    findings = [with_advice(each, evidence, run) for each in by_cost(evidence)]
+    findings.sort(key=lambda each: not each.is_reducible)
+    first, hidden = findings[0], blind_spot(evidence)
+    agreement = bootstrap(table, findings)
+    doubt = objection(first, evidence) or too_close(first, agreement)
     limited = caveats(evidence, run)
-    sure = 0.0 if doubt else agree[first.name] / limits.RESAMPLES
+    sure = agreement * min(limited.values(), default=1.0)
     return Diagnosis(
-        tuple(told),
-        min(sure * min(limited.values(), default=1.0), most_confidence(first, evidence)),
-        source,
-        (hidden.evidence,) if hidden else (),
-        tuple(limited),
-        run.mark,
-        not_judged(evidence),
+        findings=(with_advice(doubt), *findings) if doubt else tuple(findings),
+        confidence=0.0 if doubt else min(sure, most_confidence(first, evidence)),
+        source=source,
+        notes=(hidden.evidence,) if hidden else (),
+        caveats=tuple(limited),
+        mark=run.mark,
+        not_judged=not_judged(evidence),
     )
 
 
 def of_traced(traced: Breakdown | RankTraces) -> Diagnosis:
     """Diagnose what was read from the trace of a rank, or from those of several."""
     evidence = of_trace(traced) if isinstance(traced, Breakdown) else of_traces(traced)
-    findings = tuple(worded(each, evidence) for each in by_cost(evidence))
-    return Diagnosis(findings, lead(evidence), evidence.source, not_judged=not_judged(evidence))
+    findings = tuple(with_advice(each, evidence) for each in by_cost(evidence))
+    return Diagnosis(
+        findings=findings,
+        confidence=lead(findings[0], losses(evidence)[1]),
+        source=evidence.source,
+        not_judged=not_judged(evidence),
+    )
 
 
 def losses(evidence: Evidence) -> tuple[list[Finding], dict[str, float]]:
@@ -76,13 +80,13 @@ def losses(evidence: Evidence) -> tuple[list[Finding], dict[str, float]]:
 
     Where a script does much beside its training, what the others cost is a share of the rest.
     """
-    losing = list(found(evidence, LOSS))
+    losing = list(findings_of(LOSS, evidence))
     rest = 1 - sum(each.lost_share for each in losing if each.cause in BESIDE_TRAINING)
     total: dict[str, float] = defaultdict(float)
     for place, each in enumerate(losing):
-        share = each.lost_share * (1 if each.cause in BESIDE_TRAINING else rest)
-        losing[place] = replace(each, lost_share=share)
-        total[each.name] += share
+        if each.cause not in BESIDE_TRAINING:
+            losing[place] = replace(each, lost_share=each.lost_share * rest)
+        total[each.name] += losing[place].lost_share
     return losing, total
 
 
@@ -97,23 +101,33 @@ def by_cost(evidence: Evidence) -> list[Finding]:
     ]
     named.sort(key=lambda finding: (-total[finding.name], -finding.lost_share))
     known = {finding.cause for finding in named}
-    named += [each for each in found(evidence, WARNING) if each.cause not in known]
+    named += [each for each in findings_of(WARNING, evidence) if each.cause not in known]
     return named or [nothing_lost(evidence, total)]
 
 
-def resampled(table: StepTable) -> Counter[str]:
-    """Return how often which bottleneck comes first where the steps are drawn anew."""
+def bootstrap(table: StepTable, findings: list[Finding]) -> float:
+    """Return in which share of resampled runs the first bottleneck of these findings comes first.
+
+    There, too, those come last that no remedy can reduce.
+    """
+    reducible = {each.name for each in findings if each.is_reducible}
+    last = {each.name for each in findings} - reducible
     drawn = limits.RESAMPLES, min(table.steps, limits.MOST_DRAWN)
     draws = np.random.default_rng(0).integers(0, table.steps, drawn)
-    return Counter(by_cost(table.evidence(rows))[0].name for rows in draws)
+    resampled = (by_cost(table.evidence(rows)) for rows in draws)
+    firsts = [min(each, key=lambda finding: finding.name in last).name for each in resampled]
+    return firsts.count(findings[0].name) / limits.RESAMPLES
 
 
-def lead(evidence: Evidence) -> float:
-    """Return how far a trace's first loss is ahead of the next, or of its threshold, 0 to 1."""
-    _, total = losses(evidence)
-    times = [loss / limits.WORTH_NAMING[name] for name, loss in total.items()]
-    *_, second, first = sorted([1.0, *times])
-    return 1 - second / first
+def lead(first: Finding, total: Mapping[str, float]) -> float:
+    """Return how far the first finding is ahead of the next, or of its threshold, 0 to 1.
+
+    `total` are the losses of each bottleneck; to lose no more than each threshold is to `compute`.
+    """
+    times = {name: loss / limits.WORTH_NAMING[name] for name, loss in total.items()}
+    times["compute"] = 1.0
+    ahead = times.pop(first.name)
+    return max(1 - max(times.values()) / ahead, 0.0)
 
 
 def most_confidence(first: Finding, evidence: Evidence) -> float:
@@ -127,7 +141,7 @@ def most_confidence(first: Finding, evidence: Evidence) -> float:
 
 def unsure(cause: str, evidence: str, advice: str, page: str = "symptoms/no-verdict.md") -> Finding:
     """Return a finding that says why there is no verdict, and what to do for one."""
-    return Finding("unsure", cause, page, evidence=evidence, advice=advice)
+    return Finding("unsure", page, cause, evidence=evidence, advice=advice)
 
 
 def too_short(steps: int) -> Finding:
@@ -136,31 +150,26 @@ def too_short(steps: int) -> Finding:
     return unsure("too_short", seen, "Run longer (more steps).")
 
 
-def too_close(agree: Counter[str]) -> Finding | None:
-    """The resampled runs, of which `agree` counts the bottlenecks, do not agree."""
-    [(first, times)] = agree.most_common(1)
-    if times >= limits.MIN_CONFIDENCE * limits.RESAMPLES:
+def too_close(first: Finding, agreement: float) -> Finding | None:
+    """Too small a share of the resampled runs agrees with the first finding."""
+    if agreement >= limits.MIN_CONFIDENCE:
         return None
-    seen = f"{times} of {limits.RESAMPLES} resampled runs say {first}, the others something else."
+    seen = f"{agreement:.0%} of resampled runs say {first.name}, the others something else."
     return unsure("too_close_to_call", seen, "Run longer (more steps), on a quiet machine.")
 
 
-def against(first: Finding, evidence: Evidence) -> Finding | None:
+def objection(first: Finding, evidence: Evidence) -> Finding | None:
     """Return why the first finding is no verdict; None where it is one."""
-    shared = evidence.known("others_on_card") or 0.0
-    if shared > limits.FOREIGN_LOAD:
-        seen = f"{shared:.0%} of the time kernels of other processes ran on the same GPU (NVML)."
-        return unsure("neighbour", seen, STOP_OTHERS, "symptoms/neighbour.md")
-    taken = taken_by_others(first, evidence)
-    if taken > limits.FOREIGN_LOAD:
-        seen = f"{taken:.0%} of the time in which this program had work, others had its cores "
-        return unsure(
-            "neighbour",
-            f"{seen}(threshold {limits.FOREIGN_LOAD:.0%}).",
-            STOP_OTHERS,
-            "symptoms/neighbour.md",
-        )
-    return unseen(evidence) if first.name == "compute" else None
+    on_card, of_cores = evidence.known("others_on_card") or 0.0, taken_by_others(first, evidence)
+    shared = {
+        "of the time kernels of other processes ran on the same GPU": on_card,
+        "of the time in which this program had work, others had its cores": of_cores,
+    }
+    for what, share in shared.items():
+        if share > limits.FOREIGN_LOAD:
+            seen = f"{share:.0%} {what} (threshold {limits.FOREIGN_LOAD:.0%})."
+            return unsure("neighbour", seen, STOP_OTHERS, "symptoms/neighbour.md")
+    return blind_spot(evidence) if first.name == "compute" else None
 
 
 def taken_by_others(first: Finding, evidence: Evidence) -> float:
@@ -176,7 +185,7 @@ def taken_by_others(first: Finding, evidence: Evidence) -> float:
     return taken if starved or is_limit or first.cause == "cold_start" else 0.0
 
 
-def unseen(evidence: Evidence) -> Finding | None:
+def blind_spot(evidence: Evidence) -> Finding | None:
     """Nothing saw whether the device works, where it seems to be the limit."""
     if evidence.launches_only:
         seen = "The device was not timed: it may work while the loop waits for data."
@@ -185,7 +194,7 @@ def unseen(evidence: Evidence) -> Finding | None:
     told = evidence.known("kernels") or (witness and witness.idle is not None)
     if evidence.kind == "gpu" and not told:
         seen = f"{evidence.compute_share:.0%} of the time, at most, the device is busy, an upper "
-        seen += f"bound, as gaps between its kernels count{f': {witness.said}' if witness else ''}."
+        seen += f"bound, as gaps between its kernels count{f': {witness.text}' if witness else ''}."
         return unsure("busy_is_an_upper_bound", seen, LOOK_INSIDE)
     if not evidence.watched or evidence.body:
         return None
@@ -202,19 +211,17 @@ def caveats(evidence: Evidence, run: RunData) -> dict[str, float]:
 
     Each, in words, comes with how much of the confidence it leaves, 0 to 1.
     """
-    said = {}
+    limited = {}
     seconds = run.length_s - run.warm_s
-    use, crowded = evidence.use, evidence.crowded_by
-    if crowded > limits.DISTURBS:
-        taken = f"{use.others or 0.0:.1f} of {use.cores} cores meanwhile (`top` names them)"
-        said[f"Other programs used {taken}."] = max(1 - crowded, 0.0)
+    use = evidence.use
+    if use.others_share > limits.DISTURBS:
+        taken = f"{use.others:.1f} of {use.cores} cores meanwhile (`top` names them)"
+        limited[f"Other programs used {taken}."] = max(1 - use.others_share, 0.0)
     if share := evidence.known("others_on_card"):
-        said[f"Other programs computed on the same GPU: {share:.0%} of the time."] = 1 - share
+        limited[f"Other programs computed on the same GPU: {share:.0%} of the time."] = 1 - share
     if spare := evidence.known("spare_card"):
-        said[TO_THE_CARD.format(spare)] = 1.0
-    if run.event("full"):
-        said[f"The verdict is of the first {run.steps:,} steps: no more are recorded."] = 1.0
+        limited[TO_THE_CARD.format(spare)] = 1.0
     if run.watched and seconds < limits.LONG_ENOUGH_S:
         longer = f"{seconds:.1f} s were measured, and a longer run gives a surer verdict."
-        said[f"A short look: {longer}"] = seconds / limits.LONG_ENOUGH_S
-    return said
+        limited[f"A short look: {longer}"] = seconds / limits.LONG_ENOUGH_S
+    return limited

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.findings import Diagnosis, Finding, Remedy, loss
-from labkit.diagnosis.judge import of_run
+from labkit.diagnosis.judge import lead, of_run
 from labkit.diagnosis.wall_shares import trains, wall_shares
-from labkit.diagnosis.wording import worded
+from labkit.diagnosis.wording import with_advice
 from labkit.process.leftovers import recover_loop
 from labkit.results.core_use import CoreUse
 from labkit.results.ranks import rank_times
@@ -58,7 +58,12 @@ def of_ranks(runs: Mapping[int, RunData], times: pandas.DataFrame | None) -> tup
     verdict = own[rank]
     if found:
         alone = (each for each in verdict.findings if each.lost_share)
-        verdict = replace(verdict, findings=(*map(worded, found), *alone))
+        total = {each.name: each.lost_share for each in found}
+        verdict = replace(
+            verdict,
+            findings=(*map(with_advice, found), *alone),
+            confidence=lead(found[0], total),
+        )
     return rank, verdict
 
 
@@ -76,23 +81,15 @@ def between_ranks(times: pandas.DataFrame) -> list[Finding]:
     longer, waits_longer = (each[rank] - each.drop(rank).mean() for each in (own, times.wait))
     seen = f"of the time the others wait for rank {rank}, seemingly busy: its own part of a "
     seen += f"step is longer; rank {rank} waits for data for {times.wait[rank]:.0%} of its time"
-    what, remedy = ("straggler", "one_rank_is_slower"), LOOK_AT_IT
+    name, what, remedy = "straggler", "one_rank_is_slower", LOOK_AT_IT
     if waits_longer >= longer / 2:
-        what, remedy = ("input", "one_rank_is_short_of_data"), FEED_RANK
-    is_late = loss(
-        *what, "symptoms/ranks.md", float(longer), seen, "stamps of all ranks", remedy, rank=rank
-    )
-    lost = float(times.transfer.mean())
+        name, what, remedy = "input", "one_rank_is_short_of_data", FEED_RANK
+    page, by, lost = "symptoms/ranks.md", "stamps of all ranks", float(longer)
+    is_late = loss(name, page, lost, seen, by, remedy, cause=what, rank=rank)
+    lost, by = float(times.transfer.mean()), "stamps in DDP's communication hook"
     seen = "of the time ranks wait for gradients that every rank has computed, not overlapped"
-    exchange = loss(
-        "communication",
-        "the_exchange_is_not_hidden",
-        "symptoms/ranks.md",
-        lost,
-        seen,
-        "stamps in DDP's communication hook",
-        EXCHANGE_LESS,
-    )
+    what = "the_exchange_is_not_hidden"
+    exchange = loss("communication", page, lost, seen, by, EXCHANGE_LESS, cause=what)
     found = sorted((is_late, exchange), key=lambda each: -each.lost_share)
     return [each for each in found if each.lost_share >= limits.WORTH_NAMING[each.name]]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence, Witness
-from labkit.diagnosis.hot_lines import lines_of
+from labkit.diagnosis.hot_lines import sampled_lines
 from labkit.diagnosis.loader_code import LoopCode
 from labkit.diagnosis.wall_shares import shares_of
 from labkit.instruments.card_formats import tensor_formats
@@ -41,7 +41,7 @@ class StepTable:
         """Other ranks of the same job used `ranks_cores`: they are no other programs."""
         parts = split_steps(run.stamps[max(run.warmup - 1, 0) :])  # (steps, classes), s
         self.steps = len(parts) if parts.any() else 0  # stamps may show no time
-        self.known = known_of(run, parts, ranks_cores)
+        self.known = steady_facts(run, parts, ranks_cores)
         self.parts = parts
 
     def evidence(self, rows: np.ndarray | slice = slice(None)) -> Evidence:
@@ -51,13 +51,12 @@ class StepTable:
         whole_us = sum(mean_us.values()) or 1.0  # they may have taken no time
         return self.known.but(
             source=f"step stamps, {len(parts)} steps",
-            wait_us=mean_us["wait"],
             compute_us=mean_us["compute"],
             **{f"{part}_share": us / whole_us for part, us in mean_us.items()},
         )
 
 
-def known_of(run: RunData, parts: np.ndarray, ranks_cores: float) -> Evidence:
+def steady_facts(run: RunData, parts: np.ndarray, ranks_cores: float) -> Evidence:
     """Return what does not change from one resampling of the steps to the next.
 
     `parts` is (steps, classes), s: the time of each measured step.
@@ -78,7 +77,7 @@ def known_of(run: RunData, parts: np.ndarray, ranks_cores: float) -> Evidence:
         stall_share=float(worst.sum() / wait.sum()) if wait.any() else 0.0,
         use=CoreUse.of(run, ranks_cores),
         xray=run.xray_facts,
-        lines=lines_of(run),
+        lines=sampled_lines(run),
         knobs=run.pipeline.to_dict(),
         formats=tensor_formats(machine.name, machine.compute_capability),
         compiles=not machine.compile_lacks,
@@ -103,8 +102,8 @@ def _of_card(run: RunData) -> dict[str, Any]:
 
 def _of_workers(run: RunData) -> dict[str, Any]:
     """Return what a run recorded of its workers; {} where it recorded nothing, or has none."""
-    seen = run.workers
-    rows = seen.rows[seen.rows.index >= 0]
+    rows = run.workers.rows
+    rows = rows[rows.index >= 0]
     if rows.empty:
         return {}
     return {
@@ -112,7 +111,6 @@ def _of_workers(run: RunData) -> dict[str, Any]:
         "worker_cpu": rows.cpu_share.mean(),
         "worker_idle": rows.idle_share.mean(),
         "library_threads": int(rows.library_threads.max()),
-        "hang": seen.hang,
     }
 
 
@@ -155,23 +153,23 @@ def witness_of(run: RunData, heat: float) -> Witness | None:
     if not busy:
         return None
     ahead, least = run.busy_at_least or 0.0, busy - limits.WORTH_NAMING["launch"]
-    said = f"for {ahead:.0%} of the time the device worked on a step that the host had issued in "
-    said += "full (stamps)"
-    words = [Witness(said, 0.0 if ahead > least else None)]
+    text = f"for {ahead:.0%} of the time the device worked on a step that the host had issued in "
+    text += "full (stamps)"
+    words = [Witness(text, 0.0 if ahead > least else None)]
     active = run.mean_reading("sm", run.warm_s, limits.MIN_READINGS)
     if active is not None:
         share = active / busy
-        said = f"SMs had a warp to run for {min(share, 1):.0%} of the time that is busy (GPM)"
-        words.append(Witness(said, _idle(share, share, limits.SMS_WORK, limits.SMS_REST)))
+        text = f"SMs had a warp to run for {min(share, 1):.0%} of the time that is busy (GPM)"
+        words.append(Witness(text, _idle(share, share, limits.SMS_WORK, limits.SMS_REST)))
     watts = run.mean_reading("power_w", run.warm_s + LAGS_S, limits.MIN_READINGS)
     limit = run.mean_reading("power_limit_w")
     if watts is not None and limit and heat < limits.HELD_DOWN:
         # A card that waits draws little. While busy it drew at most what it is if it drew nothing
         # else, and at least the mean
         drawn = watts / limit
-        said = f"the card drew {drawn:.0%} of its power limit (NVML)"
+        text = f"the card drew {drawn:.0%} of its power limit (NVML)"
         idle = _idle(drawn, drawn / busy, limits.POWER_WORKS, limits.POWER_RESTS)
-        words.append(Witness(said, idle))
+        words.append(Witness(text, idle))
     return next((each for each in words if each.idle is not None), words[-1])
 
 
@@ -198,7 +196,7 @@ def _of_loop(run: RunData) -> dict[str, Any]:
     return {
         "watched": True,
         "host_wait_share": float((ready - asked).sum() / max((done - asked).sum(), 1)),
-        "body": lines_of(run).body,
+        "body": sampled_lines(run).body,
         "body_s": spent,
         "batch_bytes": float(np.median(sizes)) if len(sizes) else None,
         # Not of a prefetcher or Accelerate's loader, which move there what workers have made
@@ -220,17 +218,14 @@ def _of_loop(run: RunData) -> dict[str, Any]:
 
 
 def _growth(run: RunData, spent: np.ndarray) -> dict[str, float]:
-    """Return how steps that took `spent` s grow; {} where they do not, or their batches as much."""
+    """Return how steps that took `spent` s grow; {} where the last fifth takes no longer."""
     if len(spent) < 5 * limits.MIN_STEPS:
         return {}
-    table = np.column_stack([spent, run.each("bytes")[run.warmup :]])  # NaN: not known
-    middle = np.array([np.median(part, axis=0) for part in np.array_split(table, 5)])
-    growth, of_batches = middle[-1] / np.maximum(middle[0], 1e-9)
-    rises = (np.diff(middle[:, 0]) > 0).sum() >= 3 and growth >= limits.DRIFT
-    if not rises or of_batches >= limits.DRIFT:
+    first, *_, last = (float(np.median(part)) for part in np.array_split(spent, 5))
+    if last < limits.DRIFT * first:
         return {}
-    lost_s = np.clip(spent - middle[0, 0], 0, None).sum()
-    return {"growth": float(growth), "grown_share": float(lost_s / (run.length_s - run.warm_s))}
+    lost_s = np.clip(spent - first, 0, None).sum()
+    return {"growth": last / first, "grown_share": float(lost_s / (run.length_s - run.warm_s))}
 
 
 # -- a trace ---------------------------------------------------------------------------------------

@@ -48,11 +48,6 @@ WORST_STEPS = 0.1
 STALLS = 0.6
 # The run itself uses this share of the cores: none is left for another worker that computes
 CORES_BUSY = 0.9
-# Below this a worker's batch costs the loop what making it would: handing over 16 small images
-# took the loop 1.2 to 1.9 ms on 2-core VMs (AMD EPYC, Intel Xeon; "handoff" of our own runs), and
-# a loop over a TensorDataset (0.5 ms a batch) fell to a fifth of its speed with 1, 2 or 4 workers
-# (medians of 14 passes in turn, Xeon); fetched at once it gained 1.2x
-HANDOFF_US = 1_500.0
 
 # == a watched loop (calibrated on half of 34 scripts, all but five in the history) ==
 
@@ -70,7 +65,6 @@ FEWEST_LINES = 20  # samples, of loading, that may speak for lines
 COMPUTES = 0.8  # CPU time over wall time of a worker that hardly ever waits
 MOSTLY_WAITS = 0.5  # and below this it is said to wait
 WORKERS_REST = 0.5  # of the time without work, while the loop waits
-HANGS_S = 30.0  # without progress; SPDL's case studies have reads of several seconds
 
 # == inside the compute ==
 # What 16-bit formats gain on Tensor Cores at the least (PyTorch and NVIDIA mixed-precision guides:

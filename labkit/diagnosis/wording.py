@@ -16,13 +16,12 @@ from labkit.results.script import changed_lines
 from labkit.results.templates import DATA
 
 NOTHING_TO_SET = f"No setting is expected to gain as much as {WORTH:.0%}."
-AT_MOST = 2.0  # a larger gain that only the lost share bounds is not stated: it seldom comes
 NOTHING_KNOWN = Evidence(kind="cpu")
 # Losses beside which their remedies also shorten what else the device does
 UNBOUNDED = ("launch", "memory_bandwidth", "precision", "communication")
 
 
-def worded(
+def with_advice(
     finding: Finding, evidence: Evidence = NOTHING_KNOWN, run: RunData | None = None
 ) -> Finding:
     """Return a finding with the remedies that are for its run, the advice and the code to paste.
@@ -40,7 +39,7 @@ def worded(
     finding = replace(
         finding, remedies=remedies, expected=kept[0][1] if kept else None, at_most=most
     )
-    finding = known_first(finding)
+    finding = known_call_first(finding)
     code = _code(finding.remedies[0], evidence) if finding.remedies else ""
     return replace(finding, advice=_advice(finding), code=code)
 
@@ -68,8 +67,7 @@ def _most(finding: Finding, evidence: Evidence) -> float | None:
         replayed = evidence.known("headroom")
         if replayed is not None or (evidence.kind == "cpu" and evidence.num_workers):
             return replayed and max(1.0, replayed)
-    most = gain_without(finding.lost_share)
-    return most if finding.name == "input" or most <= AT_MOST else None
+    return gain_without(finding.lost_share)
 
 
 def _advice(finding: Finding) -> str:
@@ -121,7 +119,7 @@ def known_call(line: Line) -> Any:
     return next(rows, None) if line.call else None
 
 
-def known_first(finding: Finding) -> Finding:
+def known_call_first(finding: Finding) -> Finding:
     """Put in front what helps the line that takes most of a finding's time, if that is known."""
     line = finding.lines[0] if finding.lines else None
     row = known_call(line) if line and line.share >= MOST * finding.lost_share else None

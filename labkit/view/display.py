@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from labkit.diagnosis.findings import Diagnosis
-from labkit.diagnosis.hot_lines import lines_of
+from labkit.diagnosis.hot_lines import sampled_lines
 from labkit.process.notebook import in_notebook
 from labkit.results.run_data import RunData
 from labkit.text import printable
@@ -66,7 +66,7 @@ def loop_summary(run: RunData, verdict: Diagnosis, to_try: str, *more: str) -> s
     `to_try` says how settings are tried, where they may help.
     """
     texts = [run.numbers, str(verdict), *more]
-    texts += [str(lines)] if len(lines := lines_of(run)) else []
+    texts += [str(lines)] if len(lines := sampled_lines(run)) else []
     texts.append(f"record: {run.path} (lk.load, labkit diagnose)")
     texts += [to_try] if verdict.bottleneck == "input" else []
     return "\n".join(texts)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.diagnosis.findings import Diagnosis
-from labkit.diagnosis.hot_lines import lines_of
+from labkit.diagnosis.hot_lines import sampled_lines
 from labkit.diagnosis.several_runs import dropped_passes, judge_runs, runs_in
 from labkit.diagnosis.wall_shares import shares_of
 from labkit.instruments.hangs import HangWatch, say
@@ -136,7 +136,7 @@ def report_of_steps(run: RunData, verdict: Diagnosis, headroom: bool) -> Report:
         "text": loop_summary(run, verdict, TO_TRY, *more),
         "headroom": replayed,
         "record": str(run.path),
-        "lines": [*map(asdict, lines_of(run).lines)],
+        "lines": [*map(asdict, sampled_lines(run).lines)],
         "wall_shares": shares and asdict(shares),
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis import wall_shares
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import LOSS, WARNING, Finding, Remedy, asked, cause, loss
+from labkit.diagnosis.findings import LOSS, WARNING, Finding, Remedy, cause, loss
 from labkit.diagnosis.hot_lines import Line
 
 # -- copies to the device ------------------------------------------------------------------------
@@ -35,7 +34,7 @@ PIN_MEMORY = Remedy(
 )
 
 
-@cause(LOSS)
+@cause(LOSS, "copies")
 def copies(evidence: Evidence) -> Finding:
     """The device waits for a copy from the host: cause "copies".
 
@@ -46,16 +45,9 @@ def copies(evidence: Evidence) -> Finding:
         remedies = (ONE_BLOCK,)
     elif evidence.knobs.get("non_blocking"):
         remedies = () if evidence.knobs.get("prefetch_to_device") else (COPY_AHEAD,)
+    lost, by = evidence.copy_share, evidence.source
     seen = "of the time the device waits for a copy"
-    return loss(
-        "transfer",
-        "copies",
-        "symptoms/copies.md",
-        evidence.copy_share,
-        seen,
-        evidence.source,
-        *remedies,
-    )
+    return loss("transfer", "symptoms/copies.md", lost, seen, by, *remedies)
 
 
 def lost_in_body(evidence: Evidence, share: float) -> float:
@@ -71,7 +63,7 @@ def sampled_by(evidence: Evidence) -> str:
     return f"{len(evidence.lines)} sampled stacks, {evidence.source}"
 
 
-@cause(LOSS)
+@cause(LOSS, "copies")
 def copies_in_the_body(evidence: Evidence) -> Finding | None:
     """The host stands at a copy to a GPU with an empty queue, in a watched loop: "copies" as well.
 
@@ -95,16 +87,8 @@ def copies_in_the_body(evidence: Evidence) -> Finding | None:
     seen += f" ({moved / 2**20:.0f} MiB a batch, at {moved / copying_s / 1e9:.1f} GB/s)"
     are_floats = evidence.known("batch_dtype") in (None, "float32", "float64")
     remedy = FEWER_BYTES if lost > limits.COPIES_LEAD and are_floats else PIN_MEMORY
-    return loss(
-        "transfer",
-        "copies",
-        "symptoms/copies.md",
-        lost,
-        seen,
-        sampled_by(evidence),
-        remedy,
-        lines=worst,
-    )
+    by = sampled_by(evidence)
+    return loss("transfer", "symptoms/copies.md", lost, seen, by, remedy, lines=worst)
 
 
 # -- other work in the body ----------------------------------------------------------------------
@@ -153,7 +137,7 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     regular long steps. It costs its share of the sampled stacks; on a GPU, which may work meanwhile
     on what is queued, at most that.
     """
-    lines, drift = evidence.lines, asked(longer_and_longer, evidence)
+    lines, drift = evidence.lines, kept_graphs(evidence)
     lost = lost_in_body(evidence, evidence.body.get(part, 0.0))
     if not lost or (drift and drift.lost_share > lost / 2):
         return None  # it may be what makes the steps longer and longer: said there
@@ -164,23 +148,19 @@ def in_the_body(evidence: Evidence, part: str) -> Finding | None:
     rows = lines.rows(mask)[:3]
     seen = f"of the time the body of the loop is not training but {words}, most of it in "
     seen += rows[0].what + (f", every {every} steps" if every else "")
-    name = "periodic" if every else part
-    page = "symptoms/periodic.md" if every else "symptoms/loop-body.md"
-    return loss("host", name, page, lost, seen, sampled_by(evidence), remedy, lines=rows)
+    page, name = "symptoms/loop-body.md", part
+    if every:
+        page, name = "symptoms/periodic.md", "periodic"
+    by = sampled_by(evidence)
+    return loss("host", page, lost, seen, by, remedy, cause=name, lines=rows)
 
 
 for _part in BESIDES:
-    cause(LOSS)(partial(in_the_body, part=_part))
+    cause(LOSS, _part, "periodic")(partial(in_the_body, part=_part))
 
 
 # -- steps that grow, and what is kept ----------------------------------------------------------
 
-KEEP_LESS = Remedy(
-    "keep_less",
-    "Print every 100th step's time beside the sizes of what that line works on. Something may be "
-    "kept from step to step, such as a list: empty it now and then, or memory runs out some time. "
-    "Longer texts and larger images may grow on purpose.",
-)
 KEEP_NUMBERS = Remedy(
     "keep_numbers",
     "Keep numbers instead of tensors with the graphs that made them: add loss.item(), append "
@@ -188,30 +168,12 @@ KEEP_NUMBERS = Remedy(
 )
 
 
-@cause(LOSS)
-def longer_and_longer(evidence: Evidence) -> Finding | None:
-    """A watched loop's steps take longer and longer: cause "drift".
+@cause(LOSS, "drift")
+@cause(WARNING, "drift")
+def kept_graphs(evidence: Evidence) -> Finding | None:
+    """A variable keeps the graphs of ever more steps, which ends in no memory: cause "drift".
 
-    It is found where the last fifth of the steps takes `DRIFT` times the first, and a variable was
-    seen to grow or no other program DISTURBS the loop. Batches that grow as much explain it. It
-    costs what the later steps take beyond the first.
-    """
-    growth, grown = evidence.growth, kept(evidence)
-    if not grown and evidence.crowded_by > limits.DISTURBS:
-        return None
-    grown = grown or Finding("host", "drift", "symptoms/growth.md", remedies=(KEEP_LESS,))
-    seen = f"The last steps take {growth:.1f}x as long as the first ({evidence.source}). "
-    lines = evidence.lines
-    rows = grown.lines + lines.rows(lines.mask("body"))[:3]
-    lost = evidence.grown_share
-    return replace(grown, lost_share=lost, evidence=seen + grown.evidence, lines=rows)
-
-
-@cause(WARNING)
-def kept(evidence: Evidence) -> Finding | None:
-    """A variable keeps the graphs of ever more steps: it may cost no time, but ends in no memory.
-
-    Cause "drift".
+    It costs what the later steps take beyond the first, where they take longer and longer.
     """
     if not evidence.variables:
         return None
@@ -220,7 +182,16 @@ def kept(evidence: Evidence) -> Finding | None:
     line = Line(*where, 0.0, "body", "python", variable["name"])
     seen = f"`{variable['name']}` in {line.address} grew from {variable['before']} to "
     seen += f"{variable['after']}, and it keeps tensors with the graphs that made them."
-    return Finding("host", "drift", "symptoms/growth.md", 0.0, seen, (KEEP_NUMBERS,), (line,))
+    if evidence.growth > 1:
+        seen += f" The last steps take {evidence.growth:.1f}x as long as the first."
+    return Finding(
+        "host",
+        "symptoms/growth.md",
+        lost_share=evidence.grown_share,
+        evidence=seen,
+        remedies=(KEEP_NUMBERS,),
+        lines=(line,),
+    )
 
 
 # -- beside the loop -----------------------------------------------------------------------------
@@ -240,7 +211,7 @@ REMEDIES = {  # by the part of a script's time; with underscores these are the c
 }
 
 
-@cause(LOSS)
+@cause(LOSS, "validation", "between_epochs")
 def beside_training(evidence: Evidence) -> Finding | None:
     """A script spends much of its time on validation, or between its epochs.
 
@@ -255,7 +226,5 @@ def beside_training(evidence: Evidence) -> Finding | None:
         return None
     place = next(each["place"] for each in whole.parts if each["part"] == part)
     seen = f"of the time after the start is {part}{f' ({place})' if place else ''}"
-    name = part.replace(" ", "_")
-    return loss(
-        "host", name, "symptoms/periodic.md", share, seen, "passes over loaders", REMEDIES[part]
-    )
+    page, by, name = "symptoms/periodic.md", "passes over loaders", part.replace(" ", "_")
+    return loss("host", page, share, seen, by, REMEDIES[part], cause=name)

@@ -14,8 +14,8 @@ from labkit.diagnosis.findings import (
     WARNING,
     Finding,
     Remedy,
-    asked,
     cause,
+    evaluate,
     loss,
 )
 from labkit.text import percent
@@ -55,7 +55,7 @@ def larger_kernels(evidence: Evidence) -> tuple[Remedy, ...]:
     return tuple(found)
 
 
-@cause(LOSS)
+@cause(LOSS, "Python_and_tiny_operators")
 def tiny_operators(evidence: Evidence) -> Finding | None:
     """Python and the dispatch of small operators take a CPU's time: "Python_and_tiny_operators".
 
@@ -68,15 +68,7 @@ def tiny_operators(evidence: Evidence) -> Finding | None:
     lost = evidence.compute_share * evidence.in_xray("gap_us", "tiny_us")
     seen = "of the time, inside the compute, goes to Python and to operators of under 10 µs"
     remedies = (MORE_PER_CALL, *larger_kernels(evidence))
-    return loss(
-        "launch",
-        "Python_and_tiny_operators",
-        "symptoms/launches.md",
-        lost,
-        seen,
-        "x-ray",
-        *remedies,
-    )
+    return loss("launch", "symptoms/launches.md", lost, seen, "x-ray", *remedies)
 
 
 NO_SYNCHRONISING = Remedy(
@@ -88,7 +80,7 @@ NO_SYNCHRONISING = Remedy(
 )
 
 
-@cause(LOSS)
+@cause(LOSS, "gaps_or_small_kernels", "sync")
 def idle_while_busy(evidence: Evidence) -> Finding | None:
     """A GPU, busy by its events, did little: so the x-ray's kernels, or a second instrument.
 
@@ -105,24 +97,22 @@ def idle_while_busy(evidence: Evidence) -> Finding | None:
     if not idle:
         return None
     seen = f"of the time, while the device is busy by its events, it waits or does little: {told}"
-    copying = asked(copies_in_the_body, evidence)
+    copying = evaluate(copies_in_the_body, evidence)
     # The host's work alone and copies are findings of their own
     besides = busy * sum(evidence.body.get(part, 0.0) for part in BESIDES)
     besides += copying.lost_share if copying else 0.0
     lost = max(0.0, idle * busy - besides)
-    name, page, rows = "gaps_or_small_kernels", "symptoms/launches.md", ()
+    page, name, rows = "symptoms/launches.md", "gaps_or_small_kernels", ()
     remedies = (*larger_kernels(evidence), MORE_PER_CALL)
     waits = evidence.body.get("sync", 0.0)
     if waits >= limits.WORTH_NAMING["launch"]:
         lines = evidence.lines
-        name, page, rows = (
-            "sync",
-            "symptoms/loop-body.md",
-            lines.rows(lines.mask("body", "sync"))[:3],
-        )
+        page, name = "symptoms/loop-body.md", "sync"
+        rows = lines.rows(lines.mask("body", "sync"))[:3]
         seen += f"; for {waits:.0%} of its body the host waits in {rows[0].what}"
         remedies = (NO_SYNCHRONISING, *remedies)
-    return loss("launch", name, page, lost, seen, evidence.source, *remedies, lines=rows)
+    by = evidence.source
+    return loss("launch", page, lost, seen, by, *remedies, cause=name, lines=rows)
 
 
 # -- between the steps -----------------------------------------------------------------------------
@@ -140,7 +130,7 @@ OUT_OF_THE_LOOP = Remedy(
 )
 
 
-@cause(LOSS)
+@cause(LOSS, "host_work", "issuing_work")
 def host_work(evidence: Evidence) -> Finding:
     """The host does something else, or issues work, while the device waits.
 
@@ -149,17 +139,15 @@ def host_work(evidence: Evidence) -> Finding:
     """
     lost = evidence.other_share + evidence.launch_share
     seen = "of the time the device waits while the host does something but data and copies"
-    why, remedies = ("host_work", "symptoms/loop-body.md"), (OUT_OF_THE_LOOP,)
+    page, name, remedies = "symptoms/loop-body.md", "host_work", (OUT_OF_THE_LOOP,)
     if evidence.known("trace") is not None:
         seen = "of the time the device waits while the host issues work"
-        why, remedies = (
-            ("issuing_work", "symptoms/launches.md"),
-            (*larger_kernels(evidence), MORE_PER_CALL),
-        )
-    return loss("launch", *why, lost, seen, evidence.source, *remedies)
+        page, name = "symptoms/launches.md", "issuing_work"
+        remedies = (*larger_kernels(evidence), MORE_PER_CALL)
+    return loss("launch", page, lost, seen, evidence.source, *remedies, cause=name)
 
 
-@cause(LOSS)
+@cause(LOSS, "host_work", "data_prepared_outside_a_DataLoader")
 def outside_pytorch(evidence: Evidence) -> Finding | None:
     """The host does what the profiler knows nothing of, while the device waits (a trace).
 
@@ -169,11 +157,11 @@ def outside_pytorch(evidence: Evidence) -> Finding | None:
     names = ", ".join(evidence.trace.host_where)
     seen = "of the time the device waits for host work outside of PyTorch"
     seen += f", most of it in {names}" if names else ""
-    why, remedy = ("host", "host_work", "symptoms/loop-body.md"), OUT_OF_THE_LOOP
+    where, name, remedy = ("host", "symptoms/loop-body.md"), "host_work", OUT_OF_THE_LOOP
     if PREPARES.search(names):
-        why = "input", "data_prepared_outside_a_DataLoader", "symptoms/too-few-workers.md"
-        remedy = INTO_A_DATASET
-    return loss(*why, evidence.outside_share, seen, evidence.source, remedy)
+        where = "input", "symptoms/too-few-workers.md"
+        name, remedy = "data_prepared_outside_a_DataLoader", INTO_A_DATASET
+    return loss(*where, evidence.outside_share, seen, evidence.source, remedy, cause=name)
 
 
 OVERLAP_EXCHANGE = Remedy(
@@ -182,7 +170,7 @@ OVERLAP_EXCHANGE = Remedy(
 )
 
 
-@cause(LOSS)
+@cause(LOSS, "exposed_collectives")
 def collectives(evidence: Evidence) -> Finding | None:
     """Nothing but collectives run: an exchange, or waiting for another rank's (a trace).
 
@@ -198,16 +186,8 @@ def collectives(evidence: Evidence) -> Finding | None:
         seen += f"; {ranks.headline}"
         look = f"Look into the trace of rank {late} first: the others wait for it."
         remedy = Remedy("look_into_the_late_trace", look)
-    return loss(
-        "communication",
-        "exposed_collectives",
-        "symptoms/ranks.md",
-        lost,
-        seen,
-        evidence.source,
-        remedy,
-        rank=late,
-    )
+    by = evidence.source
+    return loss("communication", "symptoms/ranks.md", lost, seen, by, remedy, rank=late)
 
 
 # -- the device computes ---------------------------------------------------------------------------
@@ -219,7 +199,7 @@ BF16 = Remedy(
 )
 
 
-@cause(LOSS)
+@cause(LOSS, "FP32")
 def full_precision(evidence: Evidence) -> Finding | None:
     """The heavy math runs in FP32: in BF16 this run's own step was faster. Cause "FP32".
 
@@ -230,18 +210,11 @@ def full_precision(evidence: Evidence) -> Finding | None:
         return None
     lost = (1 - 1 / speedup) * evidence.compute_share
     seen = f"of the time is the cost of FP32: in BF16 the same compute took 1/{speedup:.2f} as long"
-    return loss(
-        "precision",
-        "FP32",
-        "symptoms/precision.md",
-        lost,
-        seen,
-        "measured on this run's own step",
-        BF16,
-    )
+    by = "measured on this run's own step"
+    return loss("precision", "symptoms/precision.md", lost, seen, by, BF16)
 
 
-@cause(LOSS)
+@cause(LOSS, "no_Tensor_Cores")
 def no_tensor_cores(evidence: Evidence) -> Finding | None:
     """Kernels that could run on Tensor Cores do not, where BF16 was not tried: "no_Tensor_Cores".
 
@@ -249,31 +222,20 @@ def no_tensor_cores(evidence: Evidence) -> Finding | None:
     """
     kernels, formats = evidence.kernels, evidence.known("formats")
     could = (kernels.tensor_core_eligible_share or 0.0) - (kernels.tensor_core_share or 0.0)
-    if asked(full_precision, evidence) or formats == ():
+    if evaluate(full_precision, evidence) or formats == ():
         return None
     lost = max(0.0, could) * limits.HALF_SAVED * evidence.compute_share
-    seen = (
-        "of the time is the cost of operators that could use Tensor Cores and do not, at 2x, the "
-    )
-    seen += "low end of published gains"
+    seen = "of the time is the cost of operators that could use Tensor Cores, at twice the speed"
     sixteen_bits = Remedy(
         "sixteen_bits",
         "Use 16-bit autocast: BF16 on Ampere and later cards, FP16 with a GradScaler before; sizes "
         "in multiples of 8.",
         {"precision": formats[0]} if formats else {},
     )
-    return loss(
-        "precision",
-        "no_Tensor_Cores",
-        "symptoms/precision.md",
-        lost,
-        seen,
-        "profiler",
-        sixteen_bits,
-    )
+    return loss("precision", "symptoms/precision.md", lost, seen, "profiler", sixteen_bits)
 
 
-@cause(LOSS)
+@cause(LOSS, "elementwise_chains")
 def elementwise(evidence: Evidence) -> Finding:
     """Elementwise operators, each of which reads and writes its data: "elementwise_chains".
 
@@ -281,8 +243,8 @@ def elementwise(evidence: Evidence) -> Finding:
     """
     lost = evidence.in_xray("fusible_us") * evidence.compute_share
     seen = "of the time goes to passes over memory that one fused pass would save"
-    name, remedies = "elementwise_chains", larger_kernels(evidence)
-    return loss("memory_bandwidth", name, "symptoms/busy-device.md", lost, seen, "x-ray", *remedies)
+    page, remedies = "symptoms/busy-device.md", larger_kernels(evidence)
+    return loss("memory_bandwidth", page, lost, seen, "x-ray", *remedies)
 
 
 PAD_LESS = Remedy(
@@ -292,7 +254,7 @@ PAD_LESS = Remedy(
 )
 
 
-@cause(LOSS)
+@cause(LOSS, "padding")
 def padding(evidence: Evidence) -> Finding:
     """Batches of text hold filler tokens, on which the device computes for nothing: "padding".
 
@@ -301,15 +263,8 @@ def padding(evidence: Evidence) -> Finding:
     filler = evidence.padding
     lost = filler * evidence.compute_share
     seen = f"of the time, at most, is spent on padding, {percent(filler)} of the tokens"
-    return loss(
-        "compute",
-        "padding",
-        "symptoms/padding.md",
-        lost,
-        seen,
-        f"lengths, {evidence.source}",
-        PAD_LESS,
-    )
+    by = f"lengths, {evidence.source}"
+    return loss("compute", "symptoms/padding.md", lost, seen, by, PAD_LESS)
 
 
 COOLER = Remedy(
@@ -318,7 +273,7 @@ COOLER = Remedy(
 )
 
 
-@cause(WARNING)
+@cause(WARNING, "throttle")
 def throttled(evidence: Evidence) -> Finding | None:
     """Heat holds the card's clock down: it is busy, and slower than it could be. Cause "throttle".
 
@@ -328,9 +283,7 @@ def throttled(evidence: Evidence) -> Finding | None:
         return None
     seen = f"Heat or a power brake holds the clock down in {evidence.heat:.0%} of the readings "
     seen += "(NVML's clock reasons)."
-    return Finding(
-        "compute", "throttle", "symptoms/neighbour.md", evidence=seen, remedies=(COOLER,)
-    )
+    return Finding("compute", "symptoms/neighbour.md", evidence=seen, remedies=(COOLER,))
 
 
 SINGLE_PRECISION = Remedy(
@@ -343,7 +296,7 @@ SINGLE_PRECISION = Remedy(
 )
 
 
-@cause(WARNING)
+@cause(WARNING, "float64")
 def double_precision(evidence: Evidence) -> Finding | None:
     """A watched loop trains weights of 64 bits, as NumPy's arrays have by default: "float64".
 
@@ -353,12 +306,11 @@ def double_precision(evidence: Evidence) -> Finding | None:
     if evidence.weights_dtype != "float64" or busy < limits.BUSY:
         return None
     seen = f"{busy:.0%} of the time the device computes, and the weights are float64."
-    return Finding(
-        "precision", "float64", "symptoms/precision.md", evidence=seen, remedies=(SINGLE_PRECISION,)
-    )
+    remedies = (SINGLE_PRECISION,)
+    return Finding("precision", "symptoms/precision.md", evidence=seen, remedies=remedies)
 
 
-@cause(WARNING)
+@cause(WARNING, "low_MFU")
 def low_mfu(evidence: Evidence) -> Finding | None:
     """A busy device does little of what it could: cause "low_MFU".
 
@@ -370,9 +322,7 @@ def low_mfu(evidence: Evidence) -> Finding | None:
         return None
     seen = f"{busy:.0%} of the time busy, with an MFU of {percent(evidence.mfu)} "
     seen += f"(of {evidence.peak})."
-    return Finding(
-        "compute", "low_MFU", "symptoms/busy-device.md", evidence=seen, advice=LOOK_INSIDE
-    )
+    return Finding("compute", "symptoms/busy-device.md", evidence=seen, advice=LOOK_INSIDE)
 
 
 # -- where nothing is left -------------------------------------------------------------------------
@@ -398,10 +348,5 @@ def nothing_lost(evidence: Evidence, losses: dict[str, float]) -> Finding:
     seen += f"threshold; the nearest is {name} with {losses[name]:.0%} (threshold {limit[name]:.0%}"
     seen += f"; {evidence.source})."
     advice = PROFILE_THE_OPERATORS if evidence.watched else NOTHING_LEFT
-    return Finding(
-        "compute",
-        "the_device_is_the_limit",
-        "symptoms/busy-device.md",
-        evidence=seen,
-        advice=advice,
-    )
+    page, name = "symptoms/busy-device.md", "the_device_is_the_limit"
+    return Finding("compute", page, name, evidence=seen, advice=advice)

@@ -8,10 +8,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from labkit.diagnosis import thresholds as limits
 from labkit.diagnosis.evidence import Evidence
-from labkit.diagnosis.findings import LATE, LOSS, Finding, Remedy, asked, cause, found, gain_without
+from labkit.diagnosis.findings import (
+    LATE,
+    LOSS,
+    Finding,
+    Remedy,
+    cause,
+    evaluate,
+    findings_of,
+    gain_without,
+)
 from labkit.diagnosis.hot_lines import MAKING, Line
 from labkit.knobs import Setting, as_typed
 from labkit.spec import WITHOUT_WORKERS
@@ -29,18 +39,14 @@ SHARE_OUT = (
 def has_cheap_items(evidence: Evidence) -> bool:
     """Return whether torch's taking the items one by one, and stacking them, is the work.
 
-    That is a batch that the loop makes as fast as a worker sends one, and items of which torch's
-    own code has MOST_OF_LOADING of the time. Without a batch size they are no more.
+    Torch's own code then has MOST_OF_LOADING of the time. Without a batch size they are no more.
     """
     lines = evidence.known("lines")
-    has_workers = bool(evidence.num_workers)
-    cheap = not has_workers and 0 < evidence.wait_us < limits.HANDOFF_US
-    if lines is not None:
-        there = lines.frame[lines.mask("worker" if has_workers else "waiting")]
-        torchs = there.of_phase[(there.within != "") & ~there.own].sum()
-        is_torchs = len(there) >= limits.FEWEST_LINES and torchs >= limits.MOST_OF_LOADING
-        cheap = cheap or is_torchs
-    return cheap and evidence.knobs.get("batch_size", 1) is not None
+    if lines is None or evidence.knobs.get("batch_size", 1) is None:
+        return False
+    there = lines.frame[lines.mask("worker" if evidence.num_workers else "waiting")]
+    torchs = there.of_phase[(there.within != "") & ~there.own].sum()
+    return len(there) >= limits.FEWEST_LINES and torchs >= limits.MOST_OF_LOADING
 
 
 def cores_full(evidence: Evidence) -> bool:
@@ -115,7 +121,7 @@ def settings(evidence: Evidence) -> tuple[Remedy, ...]:
 # -- the loss --------------------------------------------------------------------------------------
 
 
-@cause(LOSS)
+@cause(LOSS, "waiting_for_data", "stalls")
 def waiting_for_data(evidence: Evidence) -> Finding | None:
     """The loop waits for its next batch.
 
@@ -123,11 +129,11 @@ def waiting_for_data(evidence: Evidence) -> Finding | None:
     the steps has more than STALLS of the waiting; else "waiting_for_data". It costs the share of
     the time that is spent waiting.
     """
-    why = next(found(evidence, LATE), None)
+    why = next(findings_of(LATE, evidence), None)
     if why is None:
         name = "stalls" if evidence.stalls else "waiting_for_data"
         page = "symptoms/slow-items.md" if evidence.stalls else "symptoms/too-few-workers.md"
-        why = Finding("input", name, page, remedies=settings(evidence))
+        why = Finding("input", page, name, remedies=settings(evidence))
     wait = evidence.wait_share
     seen = f"{wait:.0%} of the time is spent waiting for the next batch ({evidence.source}). "
     if evidence.stalls:
@@ -147,33 +153,12 @@ def loading_lines(evidence: Evidence) -> tuple[Line, ...]:
     return (lines.rows(lines.making("worker")) or lines.rows(lines.making("waiting")))[:3]
 
 
-def late(name: str, page: str, seen: str, *remedies: Remedy) -> Finding:
-    """Return a finding that says why the loop waits for data."""
-    return Finding("input", name, page, evidence=seen, remedies=remedies)
+def reason(page: str, seen: str, *remedies: Remedy, **more: Any) -> Finding:
+    """Return a finding that says why the loop waits for data, `more` of whose fields are given."""
+    return Finding("input", page, evidence=seen, remedies=remedies, **more)
 
 
 # -- one process holds the others up ---------------------------------------------------------------
-
-RAISE_AN_ERROR = Remedy(
-    "raise_an_error_instead",
-    "Have the loader raise an error instead of waiting for ever, and start workers anew instead of "
-    "forking: OpenCV, HDF5 and tokenizers may deadlock after a fork (cv2.setNumThreads(0)).",
-    code="# DataLoader(..., timeout=60, multiprocessing_context='spawn')\n",
-)
-
-
-@cause(LATE)
-def worker_hangs(evidence: Evidence) -> Finding | None:
-    """A worker that has an item to make made no progress to the end of the record: "hang".
-
-    It is found where that lasted HANGS_S or longer.
-    """
-    count, hang = evidence.workers, evidence.hang
-    if not count or hang.seconds < limits.HANGS_S:
-        return None
-    seen = f"{hang.seconds:.0f} s since worker {hang.worker} last made progress."
-    return late("hang", "symptoms/hang.md", seen, RAISE_AN_ERROR)
-
 
 ONE_THREAD = Remedy(
     "one_thread_a_worker",
@@ -186,7 +171,7 @@ ONE_THREAD = Remedy(
 )
 
 
-@cause(LATE)
+@cause(LATE, "threads")
 def crowding_threads(evidence: Evidence) -> Finding | None:
     """Libraries in the workers compute with more threads than there are cores: "threads".
 
@@ -198,7 +183,7 @@ def crowding_threads(evidence: Evidence) -> Finding | None:
         return None
     seen = f"Each of {counted(workers, 'worker')} computes with {each} threads"
     seen += f", {each * workers} in all, on {counted(cores, 'core')}."
-    return late("threads", "symptoms/threads.md", seen, ONE_THREAD)
+    return reason("symptoms/threads.md", seen, ONE_THREAD)
 
 
 # -- epochs ----------------------------------------------------------------------------------------
@@ -216,7 +201,7 @@ READ_ONCE = Remedy(
 )
 
 
-@cause(LATE)
+@cause(LATE, "workers_restart", "cold_start")
 def epoch_start(evidence: Evidence) -> Finding | None:
     """The first batch of each epoch waits for workers that start anew, or the first epoch waits.
 
@@ -228,19 +213,18 @@ def epoch_start(evidence: Evidence) -> Finding | None:
     half = max(evidence.wait_share / 2, 1e-9)
     if evidence.num_workers and starts >= half:
         seen = f"{starts:.0%} of the time is the start of later epochs."
-        return late(
-            "workers_restart", "symptoms/epoch-start.md", seen, KEEP_WORKERS, *settings(evidence)
-        )
+        remedies = KEEP_WORKERS, *settings(evidence)
+        return reason("symptoms/epoch-start.md", seen, *remedies, cause="workers_restart")
     if first < half:
         return None
     seen = f"{first:.0%} of the time is what the first epoch waited longer than later ones."
-    return late("cold_start", "symptoms/epoch-start.md", seen, READ_ONCE)
+    return reason("symptoms/epoch-start.md", seen, READ_ONCE, cause="cold_start")
 
 
 # -- the costliest line ----------------------------------------------------------------------------
 
 
-@cause(LATE)
+@cause(LATE, "slow_line", "item", "collate")
 def slow_code(evidence: Evidence) -> Finding | None:
     """The loop waits for a function of the user's own: a sampler, a dataset, a collate function.
 
@@ -254,19 +238,18 @@ def slow_code(evidence: Evidence) -> Finding | None:
         made = lines.making(phase)
         shares = lines.frame[made].groupby("code", observed=True).of_phase.sum()
         is_in_loop = phase == "waiting"
-        part = shares.max() if is_in_loop or not asked(hand_over, evidence) else 0.0
+        part = shares.max() if is_in_loop or not evaluate(hand_over, evidence) else 0.0
         if not part >= limits.MOST_OF_LOADING:  # NaN: no line
             continue
         ours = made & (lines.frame.code == shares.idxmax())
         rows = lines.rows(ours)[:3]
         # No number of workers makes a sampler quicker, nor what a loop with workers does by itself
         is_alone = is_in_loop and bool(evidence.num_workers)
-        return Finding(
-            "input",
-            lines.frame.within[ours].iloc[0] or "slow_line",
+        return reason(
             "symptoms/costly-items.md",
-            evidence=f"{part:.0%} {WHOSE[phase]} is in {rows[0].what}.",
-            remedies=(CHEAPER_ITEMS,) if is_alone else settings(evidence),
+            f"{part:.0%} {WHOSE[phase]} is in {rows[0].what}.",
+            *((CHEAPER_ITEMS,) if is_alone else settings(evidence)),
+            cause=lines.frame.within[ours].iloc[0],
             lines=rows,
             at_most=gain_without(part * evidence.wait_share) if is_alone else None,
         )
@@ -280,26 +263,26 @@ FEWER_PIECES = Remedy(
 )
 
 
-@cause(LATE)
+@cause(LATE, "hand_over")
 def hand_over(evidence: Evidence) -> Finding | None:
     """Sending a batch from a worker to the loop takes longer than making it: "hand_over".
 
     It is found where the average worker had no batch to make for WORKERS_REST of the time, also
-    while the loop waits, and other programs had at most FOREIGN_LOAD of the loop's core.
+    while the loop waits, and other programs had at most FOREIGN_LOAD of the cores.
     """
     idle = evidence.workers and evidence.worker_idle
     rests = idle >= limits.WORKERS_REST and idle + evidence.wait_share > 1
-    if not rests or evidence.crowded_by > limits.FOREIGN_LOAD:
+    if not rests or evidence.use.others_share > limits.FOREIGN_LOAD:
         return None
     seen = f"{idle:.0%} of the time the workers have nothing to do while the loop waits."
     whole = [each for each in settings(evidence) if each in (FETCH_AT_ONCE, IN_THE_LOOP)]
-    return late("hand_over", "symptoms/sending-batches.md", seen, *whole, FEWER_PIECES)
+    return reason("symptoms/sending-batches.md", seen, *whole, FEWER_PIECES)
 
 
 # -- what no single line shows ---------------------------------------------------------------------
 
 
-@cause(LATE)
+@cause(LATE, "cores", "too_few_workers", "storage_latency")
 def state_of_workers(evidence: Evidence) -> Finding | None:
     """What the workers do all the time, where the waiting does not come in stalls.
 
@@ -307,12 +290,13 @@ def state_of_workers(evidence: Evidence) -> Finding | None:
     "storage_latency": for less than MOSTLY_WAITS, and waits for storage or a network.
     """
     workers, computing = evidence.workers, evidence.worker_cpu
-    why = "storage_latency", "symptoms/slow-storage.md"
+    name, page = "storage_latency", "symptoms/slow-storage.md"
     if cores_full(evidence):
-        why = "cores", "symptoms/costly-items.md"
+        name, page = "cores", "symptoms/costly-items.md"
     elif computing >= limits.COMPUTES and not evidence.stalls:
-        why = "too_few_workers", "symptoms/too-few-workers.md"
+        name, page = "too_few_workers", "symptoms/too-few-workers.md"
     elif evidence.stalls or computing >= limits.MOSTLY_WAITS:
         return None
     seen = f"{computing:.0%} CPU on average in {counted(workers, 'worker')} on "
-    return late(*why, f"{seen}{evidence.use.cores} cores.", *settings(evidence))
+    seen += f"{evidence.use.cores} cores."
+    return reason(page, seen, *settings(evidence), cause=name)
