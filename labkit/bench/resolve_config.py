@@ -77,7 +77,7 @@ def _inapplicable(
         yield "compile", None, str(lacking)
     elif job.compile == "reduce-overhead" and kind != "cuda":
         yield "compile", "default", "CUDA graphs need a CUDA device: compiled without them"
-    elif job.compile in GRAPH_MODES and job.accumulation_steps > 1:
+    elif kind == "cuda" and job.compile in GRAPH_MODES and job.accumulation_steps > 1:
         why = "a CUDA graph's next replay overwrites gradients that accumulation has to keep"
         yield "compile", "default", f"{why}: compiled without graphs"
 

@@ -219,7 +219,7 @@ def _of_loop(run: RunData) -> dict[str, Any]:
 
 
 def _growth(run: RunData, spent: np.ndarray) -> dict[str, float]:
-    """Return how steps that took `spent` s grow, from the first to the last fifth; {} below DRIFT."""
+    """Return how steps that took `spent` s grow, first to last fifth; {} below DRIFT times."""
     if len(spent) < 5 * limits.MIN_STEPS:
         return {}
     first, *_, last = (float(np.median(part)) for part in np.array_split(spent, 5))

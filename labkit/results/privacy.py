@@ -30,7 +30,7 @@ def script_of(command: list[str]) -> str:
         if word == "-c":
             break
         if word == "-m" and RUNS_MODULES.fullmatch(program):
-            return following
+            return following or program
         if word.endswith(SCRIPTS) and not word.startswith("-") and "=" not in word:
             return Path(word).name
     return program
