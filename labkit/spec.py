@@ -243,7 +243,8 @@ class Distributed(Spec):
 
     def to_spec(self) -> Order:
         """Return what the log's first event says of it."""
-        return {**vars(self), "pipeline": self.pipeline.to_dict()}
+        starve = {str(rank): dict(knobs) for rank, knobs in self.starve.items()}
+        return {**vars(self), "pipeline": self.pipeline.to_dict(), "starve": starve}
 
 
 def quick_run() -> bool:

@@ -28,14 +28,14 @@ def _escape(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode()
 
 
-def with_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a value of JSON with every text in it changed, keys too."""
+def with_texts(value: Any, change: Callable[[str], str], of_key: Callable[[Any], str] = str) -> Any:
+    """Return a value of JSON with every text in it changed, and every key of a dict by `of_key`."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, (list, tuple)):
-        return [with_texts(each, change) for each in value]
+        return [with_texts(each, change, of_key) for each in value]
     if isinstance(value, dict):
-        return {change(str(key)): with_texts(each, change) for key, each in value.items()}
+        return {of_key(key): with_texts(each, change, of_key) for key, each in value.items()}
     return value
 
 

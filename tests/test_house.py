@@ -18,7 +18,7 @@ from labkit.diagnosis.step_table import StepTable
 from labkit.diagnosis.wording import with_advice
 from labkit.knobs import declares_knobs, knob
 from labkit.results.script import changed_lines
-from labkit.spec import KNOBS, LOADER_KNOBS
+from labkit.spec import KNOBS, LOADER_KNOBS, Job
 from labkit.view.panel import control
 
 ROOT = Path(__file__).parents[1]
@@ -145,6 +145,7 @@ def test_a_knob_is_one_line():
 
 
 def test_a_knob_of_the_loader_says_so_where_it_is_declared():
+    assert set(KNOBS) == set(Job.__annotations__) - {"shard"}
     pipeline = Pipeline(batch_size=8, num_workers=2, prefetch_factor=3, persistent_workers=True)
     line = changed_lines({}, pipeline.to_dict())
     assert all(f"{name}={value!r}" in line for name, value in pipeline.changed().items())

@@ -1,6 +1,7 @@
 """Public traces: fetched by checksum, kept, read offline; any other file is refused."""
 
 import hashlib
+import itertools
 import json
 import urllib
 from unittest.mock import Mock
@@ -49,6 +50,12 @@ def test_a_trace_is_fetched_once_and_then_read_without_the_network(served, tmp_p
     path.write_bytes(b"half of it")  # the cache was damaged: it is not believed
     offline = lk.public_trace("small")
     assert "network, or set LABKIT_TRACES" in offline.notes[-1]
+
+
+def test_the_kernels_of_a_stored_trace_are_those_that_take_most():
+    for stored in itertools.chain(*entries(STORED_FILE).values()):
+        times_us = [*stored["kernels_us"].values()]
+        assert times_us == sorted(times_us, reverse=True) and len(times_us) == 6
 
 
 def test_a_tampered_file_is_refused_and_nothing_is_kept(served, tmp_path):

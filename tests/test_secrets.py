@@ -109,6 +109,7 @@ COMMANDS = {
     "python -c print('{0}') train.py": "python",
     "env HF_TOKEN={0}.py python train.py": "train.py",
     "./run --login {0}": "run",
+    "./run": "run",
     "mytool -m {0}": "mytool",
 }
 

@@ -1,7 +1,6 @@
 """Inside a loader: what each worker does is recorded, and no batch is another for it."""
 
 import itertools
-import json
 import sys
 import time
 
@@ -151,7 +150,7 @@ class Stuck(Waiting):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_hang_is_said_once_with_its_worker_and_item(workers, tmp_path, monkeypatch, capfd):
+def test_a_hang_is_said_once_with_its_worker_and_item(workers, monkeypatch, capfd):
     monkeypatch.setattr(hangs, "LEAST_S", 1.0)
     monkeypatch.setattr(hangs, "LEAST_TIMES", 0.0)  # workers have only just started
     watched = lk.watch(DataLoader(Stuck(0, 40), 4, num_workers=workers), live=False)
@@ -163,13 +162,4 @@ def test_a_hang_is_said_once_with_its_worker_and_item(workers, tmp_path, monkeyp
     assert said.count("nothing has moved for") == 1
     assert who in said and "item 21 of batch 5" in said and "timeout=60" in said
     run = watched.run
-    assert run.workers.hang is None  # it went on
-    still = tmp_path / "still.jsonl"  # as of a loop that somebody interrupted
-    with still.open("w") as log:
-        for line in (run.path / "events.jsonl").open():
-            event = json.loads(line)
-            if event["event"] != "done" and event.get("i", 0) < 5:
-                log.write(line)
-    hang = lk.load(still).workers.hang
-    assert (hang.worker == 1 and hang.seconds > 1) if workers else hang is None
     assert not list(run.path.glob("progress-*"))

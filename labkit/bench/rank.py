@@ -105,8 +105,8 @@ def train_one(order: Order, folder: Path, log: EventLog) -> None:
     here = machine.describe(device)
     log.write("machine", **here)
     whole = EventLog(folder)
-    if rank == 0:  # for the run as a whole
-        whole.write("machine", **here)
+    if rank == 0:  # for the run as a whole; its telemetry is of no single card
+        whole.write("machine", **here | {"uuid": None})
     on_cards = device.type == "cuda"
     if on_cards or rank == 0:  # ranks on the CPU share it
         hold(Path(order["cache"]), here.get("uuid") or device.type, order["run"], whole.stage)

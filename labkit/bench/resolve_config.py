@@ -75,7 +75,9 @@ def _inapplicable(
         yield "precision", "fp32", why
     if lacking := here.get("compile_lacks"):
         yield "compile", None, str(lacking)
-    elif job.compile in GRAPH_MODES and job.accumulation_steps > 1:
+    elif job.compile == "reduce-overhead" and kind != "cuda":
+        yield "compile", "default", "CUDA graphs need a CUDA device: compiled without them"
+    elif kind == "cuda" and job.compile in GRAPH_MODES and job.accumulation_steps > 1:
         why = "a CUDA graph's next replay overwrites gradients that accumulation has to keep"
         yield "compile", "default", f"{why}: compiled without graphs"
 

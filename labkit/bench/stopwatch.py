@@ -7,6 +7,7 @@ not count, repeated until the interquartile range is a tenth of the median, as
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 import timeit
@@ -24,6 +25,7 @@ MOST_MORE_SECONDS = 2.0  # of timing, where times do not settle
 BLOCK_SECONDS = 2e-3  # a block of calls takes as long
 WARM_SECONDS = 0.05  # of work before CUDA is timed: until then its clocks may be low
 ROUNDS = 7  # of several ways that are timed in turn
+MOST_KEPT = 1000  # times of a row: a line of a log has a bound
 
 Work = Callable[[], object]
 
@@ -105,9 +107,8 @@ class Bench:
             rounds -= 1
             spent = time.perf_counter() - began
         for name, each in times.items():
-            self.rows.append(
-                {"seconds": sorted(each), "values": {"way": name} if name else {}, **amounts}
-            )
+            kept = sorted(each)[:: math.ceil(len(each) / MOST_KEPT)]
+            self.rows.append({"seconds": kept, "values": {"way": name} if name else {}, **amounts})
         return {name: statistics.median(each) for name, each in times.items()}
 
     def _calls_in_a_block(self, work: Work) -> int:

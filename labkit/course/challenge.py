@@ -85,7 +85,7 @@ class Challenge:
 
     def check(self, answer: object) -> Verdict:
         """Run the answer apart from the kernel and judge it. `...` stands for no answer yet."""
-        if answer is ...:
+        if answer is None or answer is ...:
             return Verdict(self.key, False, ("No answer yet.",))
         TRIES[self.key] += 1
         try:

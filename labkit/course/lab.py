@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import importlib.util
 import os
 import shutil
@@ -23,12 +24,12 @@ class Lab(Result):
 
     folder: str
     copied: list[str]
-    kept: list[str]  # that were there: the reader's own, or the course's
+    kept: list[str]  # the reader's own, other than the course's
 
     def table(self) -> Table:
-        """Return in one line how many files were copied, and how many kept."""
-        kept = f", {len(self.kept)} kept as you have them" if self.kept else ""
-        return Table((), title=f"{self.folder}: {len(self.copied)} files copied{kept}")
+        """Return what was copied, in one line, and what was not."""
+        kept = [f"kept as you have it: {name}" for name in self.kept]
+        return Table((), title=f"{self.folder}: {len(self.copied)} files copied", foot=kept)
 
 
 def course() -> Path:
@@ -45,10 +46,12 @@ def copy_course(folder: str | os.PathLike[str]) -> Lab:
     lab = Lab(os.path.abspath(folder), [], [])
 
     def copy(source: str, target: str) -> None:
-        is_there = os.path.exists(target)
-        (lab.kept if is_there else lab.copied).append(os.path.relpath(target, folder))
-        if not is_there:
+        name = os.path.relpath(target, folder)
+        if not os.path.exists(target):
             shutil.copyfile(source, target)
+            lab.copied.append(name)
+        elif not filecmp.cmp(source, target, shallow=False):
+            lab.kept.append(name)
 
     ignored = shutil.ignore_patterns(*NOT_COPIED)
     shutil.copytree(course(), folder, ignore=ignored, copy_function=copy, dirs_exist_ok=True)

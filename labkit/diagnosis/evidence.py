@@ -1,7 +1,7 @@
-"""What is known of a run: the causes of the diagnosis look at nothing else.
+"""What is known of a run: the rules of the diagnosis look at nothing else.
 
 A share is a part of the wall time, 0 to 1, unless its comment says of what. Asking for what was not
-measured and has no default raises `NotMeasured`: the cause is then not judged, and the verdict can
+measured and has no default raises `NotMeasured`: the rule is then not judged, and the verdict can
 say so.
 """
 
@@ -55,6 +55,7 @@ class Evidence:
     epoch_starts: float = 0.0  # waits for the first batches of later epochs
     first_epoch: float = 0.0  # by which the first epoch waited longer than as many later steps
     padding: float  # of the tokens computed
+    wait_us: float = 0.0  # of the average step; 0: not known
     compute_us: float  # of the average step
     launches_only: bool = False  # a step's parts are the host's: the device's times are not known
 

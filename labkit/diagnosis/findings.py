@@ -1,4 +1,4 @@
-"""A cause, which looks at the evidence, and what it finds: a finding with its remedies.
+"""A rule, which looks at the evidence, and what it finds: a finding with its remedies.
 
 A rule is a function in `labkit/diagnosis/causes`. It takes the `Evidence` and returns a `Finding`,
 however little it costs, or None; where it asks for what was not measured it is not judged. Its

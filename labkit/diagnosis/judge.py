@@ -101,7 +101,10 @@ def by_cost(evidence: Evidence) -> list[Finding]:
     ]
     named.sort(key=lambda finding: (-total[finding.name], -finding.lost_share))
     known = {finding.cause for finding in named}
-    named += [each for each in findings_of(WARNING, evidence) if each.cause not in known]
+    costs = {finding.cause: finding.lost_share for finding in losing}
+    for each in findings_of(WARNING, evidence):
+        if each.cause not in known:
+            named.append(replace(each, lost_share=costs.get(each.cause, each.lost_share)))
     return named or [nothing_lost(evidence, total)]
 
 
@@ -221,6 +224,8 @@ def caveats(evidence: Evidence, run: RunData) -> dict[str, float]:
         limited[f"Other programs computed on the same GPU: {share:.0%} of the time."] = 1 - share
     if spare := evidence.known("spare_card"):
         limited[TO_THE_CARD.format(spare)] = 1.0
+    if run.event("full"):
+        limited[f"The verdict is of the first {run.steps:,} steps: no more are recorded."] = 1.0
     if run.watched and seconds < limits.LONG_ENOUGH_S:
         longer = f"{seconds:.1f} s were measured, and a longer run gives a surer verdict."
         limited[f"A short look: {longer}"] = seconds / limits.LONG_ENOUGH_S

@@ -57,12 +57,14 @@ def of_ranks(runs: Mapping[int, RunData], times: pandas.DataFrame | None) -> tup
     rank = late[0] if late else max(own, key=lambda each: own[each].findings[0].lost_share)
     verdict = own[rank]
     if found:
-        alone = (each for each in verdict.findings if each.lost_share)
+        is_doubted = verdict.findings[0].cause == "neighbour"
+        alone = (each for each in verdict.findings if each.lost_share or each.cause == "neighbour")
         total = {each.name: each.lost_share for each in found}
+        others = CoreUse.of(runs[rank], sum(cores.values()) - cores[rank]).others_share
         verdict = replace(
             verdict,
             findings=(*map(with_advice, found), *alone),
-            confidence=lead(found[0], total),
+            confidence=0.0 if is_doubted else lead(found[0], total) * (1 - others),
         )
     return rank, verdict
 

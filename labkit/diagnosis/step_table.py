@@ -51,6 +51,7 @@ class StepTable:
         whole_us = sum(mean_us.values()) or 1.0  # they may have taken no time
         return self.known.but(
             source=f"step stamps, {len(parts)} steps",
+            wait_us=mean_us["wait"],
             compute_us=mean_us["compute"],
             **{f"{part}_share": us / whole_us for part, us in mean_us.items()},
         )
@@ -218,11 +219,11 @@ def _of_loop(run: RunData) -> dict[str, Any]:
 
 
 def _growth(run: RunData, spent: np.ndarray) -> dict[str, float]:
-    """Return how steps that took `spent` s grow; {} where the last fifth takes no longer."""
+    """Return how steps that took `spent` s grow, first to last fifth; {} below DRIFT times."""
     if len(spent) < 5 * limits.MIN_STEPS:
         return {}
     first, *_, last = (float(np.median(part)) for part in np.array_split(spent, 5))
-    if last < limits.DRIFT * first:
+    if not first or last < limits.DRIFT * first:
         return {}
     lost_s = np.clip(spent - first, 0, None).sum()
     return {"growth": last / first, "grown_share": float(lost_s / (run.length_s - run.warm_s))}
@@ -246,8 +247,8 @@ def of_trace(traced: Breakdown) -> Evidence:
     # The others hide behind compute: on a GPU they are being issued, on a CPU they run
     operators = shares["cpu_exec"] + sent - exposed
     waits = shares["runtime"] + shares["other"] - host + (operators if on_gpu else 0.0)
-    # No cure for launches shortens the hardware's own hand-over from kernel to kernel
-    hand_over = min(traced.idle.get("kernel_wait_us", 0.0) / traced.step_us, waits)
+    # No cure for launches shortens the hardware's own way from kernel to kernel
+    own_gaps = min(traced.idle.get("kernel_wait_us", 0.0) / traced.step_us, waits)
     compute = shares["kernel"] if on_gpu else operators
     source = f"profiler trace {traced.source}, {counted(traced.steps, 'step')}"
     return Evidence(
@@ -256,7 +257,7 @@ def of_trace(traced: Breakdown) -> Evidence:
         wait_share=shares["dataloader"],
         copy_share=shares["memcpy"] + shares["memset"],
         compute_share=compute,
-        launch_share=waits - hand_over,
+        launch_share=waits - own_gaps,
         communication_share=exposed,
         outside_share=host,
         compute_us=traced.step_us * compute,

@@ -9,7 +9,7 @@ scores on the fault set and on users' scripts were reached with it.
 from labkit.traces.breakdown import WORTH_NAMING_A_STRAGGLER
 
 # Losses worth a name. Healthy runs of the calibration half came to about 0.1 for input (the
-# hand-over from a worker, and its share of the cores), 0.01 for transfer, 0.13 for launch (every
+# handoff from a worker, and its share of the cores), 0.01 for transfer, 0.13 for launch (every
 # eager model dispatches, and the x-ray adds its own cost), 0.08 for memory_bandwidth and 0.13 for
 # precision; the mildest faults planted there cost about 0.2. Ranks are not calibrated: two healthy
 # gloo ranks on two cores wait for each other 7 to 9 % of the time.
@@ -36,9 +36,9 @@ MOST_DRAWN = 5_000  # steps of each: of a longer run they are a part
 # eight looks may miss a program that takes turns with the loop
 LONG_ENOUGH_S = 2.0
 UNSEEN = 0.5  # confidence in "healthy" where nothing looked inside the compute: a coin toss
-# Share of time in which other programs had the core of the model's thread, or computed on its GPU
-# (NVML, per process), from which a run's times may be theirs: nothing is called healthy then, and
-# no loader with workers slow
+# Share of the cores, of the time in which this program had work, or of its GPU's time (NVML, per
+# process) that other programs had, from which a run's times may be theirs: nothing is called
+# healthy then, and no loader with workers slow
 FOREIGN_LOAD = 0.20
 DISTURBS = FOREIGN_LOAD / 2  # above it a run alone may come out otherwise: said with the verdict
 
@@ -48,6 +48,11 @@ WORST_STEPS = 0.1
 STALLS = 0.6
 # The run itself uses this share of the cores: none is left for another worker that computes
 CORES_BUSY = 0.9
+# Below this a worker's batch costs the loop what making it would: sending 16 small images took the
+# loop 1.2 to 1.9 ms on 2-core VMs (AMD EPYC, Intel Xeon; "handoff" of our own runs), and a loop
+# over a TensorDataset (0.5 ms a batch) fell to a fifth of its speed with 1, 2 or 4 workers (medians
+# of 14 passes in turn, Xeon); fetched at once it gained 1.2x
+HANDOFF_US = 1_500.0
 
 # == a watched loop (calibrated on half of 34 scripts, all but five in the history) ==
 

@@ -35,7 +35,10 @@ def knobs_of(loader: object) -> dict[str, int | bool]:
 
 
 def in_flight(knobs: Mapping[str, Any]) -> int:
-    """Return how many batches a loader's workers prepare ahead; 0 where that is not known."""
+    """Return how many batches a loader's workers prepare ahead; 0 without workers.
+
+    Where no prefetch_factor is known it is PyTorch's own.
+    """
     return (knobs.get("num_workers") or 0) * (knobs.get("prefetch_factor") or PYTORCH_PREFETCH)
 
 

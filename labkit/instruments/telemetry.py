@@ -185,7 +185,7 @@ def cpu_samples(bench: psutil.Process) -> Iterator[dict[str, float]]:
         before, waited = waited, {task: in_line_ns(task) for task in tasks}
         now = time.monotonic()
         elapsed_s, looked_at = now - looked_at, now
-        if count:
+        if count and not _has_ended(bench):
             found["own_cpu"] = round(max(0.0, spent_s - before_s) / elapsed_s / cores, 3)
             more_s = [(ns - before.get(task, ns)) / 1e9 for task, ns in waited.items()]
             found["line_cpu"] = round(sum(more_s) / elapsed_s / cores, 3) if more_s else None

@@ -26,7 +26,7 @@ from labkit.stamps.events import SPEC_NAME, EventLog, private
 from labkit.stamps.folder_rights import is_locked
 
 IDLE_S = 600.0  # how long a standby waits for a run
-JOIN_S = 5.0  # the supervisor takes 4.5 s to stop at most: its grace, and that of `family._end`
+JOIN_S = 6.5  # to stop: the grace (1 s), `family._end` (3.5 s), the bench's exit code (1 s)
 ROOT = str(Path(__file__).parents[2])  # where the package `labkit` is
 
 runs: list[Handle] = []  # a handle that is collected would close the pipe and end its run
@@ -162,9 +162,9 @@ def surroundings() -> tuple:
 def starting() -> Iterator[Handle]:
     """Give a handle to begin a run with: the standby where it fits, else one that is cold."""
     with _choosing:
-        for handle in runs:
+        for handle in [handle for handle in runs if not handle.is_alive]:
             handle.clear_up()
-        runs[:] = [handle for handle in runs if handle.is_alive]
+            runs.remove(handle)
         leftovers.clear(folders.home() / "runs")
         handle = _take_standby()
         if handle and not handle.fits():

@@ -6,6 +6,7 @@ to somebody.
 
 from __future__ import annotations
 
+import itertools
 import platform
 import re
 from pathlib import Path
@@ -25,11 +26,11 @@ def script_of(command: list[str]) -> str:
     What else stands in a command may be a secret.
     """
     program = Path(command[0]).name
-    for word, following in zip(command[1:], [*command[2:], ""], strict=True):
+    for word, following in itertools.pairwise([*command[1:], ""]):
         if word == "-c":
             break
         if word == "-m" and RUNS_MODULES.fullmatch(program):
-            return following
+            return following or program
         if word.endswith(SCRIPTS) and not word.startswith("-") and "=" not in word:
             return Path(word).name
     return program

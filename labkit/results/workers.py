@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from labkit.instruments.loader_work import BatchRow
 from labkit.results.log_data import LogData
 from labkit.stamps.event_shapes import fits
-from labkit.stamps.steps import ASKED, READY
+from labkit.stamps.steps import ASKED
 
 if TYPE_CHECKING:
     import pandas
 
 MOMENTS = ["start", "fetched", "ready"]  # of a batch
-
-
-@dataclass(frozen=True)
-class Hang:
-    """A stretch to the end of the record in which nothing moved."""
-
-    worker: int  # that held the loop up
-    seconds: float  # how long it lasted, as far as is known
 
 
 class LoaderWorkers:
@@ -87,19 +78,6 @@ class LoaderWorkers:
         zero_ns = next(iter(self.run.host_ns[:, ASKED]), 0)
         table[MOMENTS] = (table[MOMENTS] - zero_ns) / 1e9  # between two passes as well
         return table
-
-    @cached_property
-    def hang(self) -> Hang | None:
-        """The hang of a worker that the run ended in; None where it went on."""
-        seen = self.run.event("hang")
-        if seen is None or seen.get("worker") is None:  # in the loop's own process
-            return None
-        seen_ns, ready_ns = seen["t_ns"], self.run.host_ns[:, READY]
-        if self.run.event("done") or (ready_ns > seen_ns).any():
-            return None
-        ended_ns = (self.run.event("end") or seen).get("t_ns", seen_ns)
-        seconds = seen["seconds"] + max(ended_ns - seen_ns, 0) / 1e9
-        return Hang(seen["worker"], seconds)
 
     def __repr__(self) -> str:
         if not self:

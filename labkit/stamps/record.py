@@ -161,7 +161,7 @@ def event_on(line: bytes) -> Event | None:
 def _as_text(event: Any) -> Event:
     """Return an event whose texts, which are anybody's, are parts of one line, but for a few."""
     lines = {key: printable(event[key]) for key in OF_LINES if isinstance(event.get(key), str)}
-    return with_texts(event, one_line) | lines
+    return with_texts(event, one_line, one_line) | lines
 
 
 def _as_of_today(event: Event) -> Event:

@@ -80,4 +80,4 @@ class Steps:
 
     def has_device_times(self) -> bool:
         """Return whether the times of a device are known, of a step at least."""
-        return not np.isnan(self._columns["busy_start"]).all()
+        return not np.isnan(np.array(self._columns["busy_start"][: self._count])).all()

@@ -212,17 +212,19 @@ class TraceComparison(Result):
     def changes(self) -> pandas.DataFrame:
         """What each class, and the kernels that changed most, take of an average step, by name.
 
-        Columns: `before_us`, `after_us`, `change_us`.
+        Columns: `before_us`, `after_us`, `change_us`. No kernels where a record has only some.
         """
         import pandas
 
+        both = (self.before, self.after)
+        are_all = all(sum(each.kernels_us.values()) > 0.999 * each.kernel_us for each in both)
         times = [
             each.class_us | {f"kernel {name}": us for name, us in each.kernels_us.items()}
-            for each in (self.before, self.after)
+            for each in both
         ]
         table = pandas.DataFrame(times, ["before_us", "after_us"]).T.fillna(0.0)
         table["change_us"] = table.after_us - table.before_us
-        kernels = table.change_us[len(CLASSES) :].abs().nlargest(LISTED)
+        kernels = table.change_us[len(CLASSES) :].abs().nlargest(LISTED if are_all else 0)
         return table.loc[[*CLASSES, *kernels.index]]
 
     def plot(self) -> Figure:

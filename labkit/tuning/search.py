@@ -1,4 +1,4 @@
-"""The searches, for a loader and the autopilot: one run more, until nothing is worth another."""
+"""The searches, for a loader and the autopilot: one run more, until none is worth its time."""
 
 from __future__ import annotations
 

@@ -167,9 +167,16 @@ function drawExpected(pen, box, yLeast, y, yMost) {
 
 // Draw the mean step as a bar with its legend, over that of the run before
 function drawMeans(pen, box, frame, before) {
-  const nothing = { wait: 0, copy: 0, compute: 0, other: 0 };
-  const bars = [["mean step", frame?.means ?? nothing]];
-  if (before) bars.push(["before", before.means]);
+  // a micro-batch beside a whole batch compares nothing: then all that an update takes
+  const isUpdate = frame && before && frame.accumulationSteps !== before.accumulationSteps;
+  const meansOf = (run) => {
+    const ms = {};
+    const times = isUpdate ? run.accumulationSteps : 1;
+    for (const part of Object.keys(PARTS)) ms[part] = run ? run.means[part] * times : 0;
+    return ms;
+  };
+  const bars = [[isUpdate ? "update" : "mean step", meansOf(frame)]];
+  if (before) bars.push(["before", meansOf(before)]);
   drawLegend(pen, box, bars[0][1]);
   const longest = Math.max(...bars.map(([, ms]) => total(ms)));
   if (!(longest > 0)) return; // nothing is measured yet, so there is no scale either

@@ -46,6 +46,7 @@ def live_frame(run: RunData, serial: int = 0) -> Frame:
         "length": run.length_s,
         "steps": run.steps,
         "warmup": run.warm_s,
+        "accumulationSteps": run.pipeline.accumulation_steps or 1,
         "means": mean_step(run),
         "rows": rows.astype(np.float32).tobytes(),
         "curve": curve.astype(np.float32).tobytes(),

@@ -51,7 +51,7 @@ def reach_children() -> bool:
 
 def own_rank() -> str:
     """Return the rank of this process, as its launcher names it; "0" without one."""
-    return os.environ.get("RANK", "0")
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
 
 
 def folders_in(folder: Path) -> list[Path]:

@@ -142,7 +142,10 @@ def fetchers(folder: Path) -> list:
     plain, more = (make(0, dataset, True, collate, False) for _ in range(2))
     batch = list(range(ITEMS))
     loader_hook.install()
-    return [lambda each=each: each.fetch(batch) for each in (plain, loader_hook.timed(more, work))]
+    return [
+        lambda each=each: each.fetch(batch)
+        for each in (plain, loader_hook.time_batches(more, work))
+    ]
 
 
 def main() -> None:

@@ -39,10 +39,15 @@ SHARE_OUT = (
 def has_cheap_items(evidence: Evidence) -> bool:
     """Return whether torch's taking the items one by one, and stacking them, is the work.
 
-    Torch's own code then has MOST_OF_LOADING of the time. Without a batch size they are no more.
+    Torch's own code then has MOST_OF_LOADING of the time, or the loop alone makes a batch in under
+    HANDOFF_US. Without a batch size they are no more.
     """
+    if evidence.knobs.get("batch_size", 1) is None:
+        return False
     lines = evidence.known("lines")
-    if lines is None or evidence.knobs.get("batch_size", 1) is None:
+    if not evidence.num_workers and 0 < evidence.wait_us < limits.HANDOFF_US:
+        return True
+    if lines is None:
         return False
     there = lines.frame[lines.mask("worker" if evidence.num_workers else "waiting")]
     torchs = there.of_phase[(there.within != "") & ~there.own].sum()
@@ -249,7 +254,7 @@ def slow_code(evidence: Evidence) -> Finding | None:
             "symptoms/costly-items.md",
             f"{part:.0%} {WHOSE[phase]} is in {rows[0].what}.",
             *((CHEAPER_ITEMS,) if is_alone else settings(evidence)),
-            cause=lines.frame.within[ours].iloc[0],
+            cause=lines.frame.within[ours].iloc[0] or "slow_line",
             lines=rows,
             at_most=gain_without(part * evidence.wait_share) if is_alone else None,
         )
