@@ -34,7 +34,7 @@ PATH = re.compile(  # in JSON, where a backslash is two
     r"""(?<![\w.:/])/(home|root|Users|tmp|work|usr|opt|var|mnt)/|[A-Za-z]:\\\\\w"""
 )
 LINK = re.compile(r"\]\((?!https?://|#|attachment:)([^)\s]+)\)")
-MOST_BYTES = 500_000
+MOST_BYTES = 550_000
 SAME_WITHIN = 1.1  # two recordings of what is one quantity
 MACHINE = re.compile(r"\b[A-Z][\w ]+\((?:CPU, model|GPU)[^\n<]*(?=, torch \d)")
 PEAKS = [  # bandwidth, FP32
