@@ -66,7 +66,7 @@ class SlowScript:
             augment=0,
             image_px=48,
             model="cnn",
-            width=None if on_gpu else 40,
+            width=None if on_gpu else 36,
             depth=None if on_gpu else 5,
             seconds=100.0,
             # What is prefetched at the start is warm-up, of which a run leaves out a third at most
