@@ -178,9 +178,10 @@ class Tuning(Result):
         """Return the cells of one trial."""
         gain = None if trial is self.tried[0] else self._gain(trial)
         remark = trial.error or ("best" if trial is self.winner else "")
+        runs = f" ({len(trial.rates)} runs)" if len(trial.rates) > 1 else ""
         return (
             trial.what,
-            f"{trial.rate:,.0f}" if trial.rate else None,
+            f"{trial.rate:,.0f}{runs}" if trial.rate else None,
             f"{gain:.2f}x" if gain else None,
             remark[:CELL],
         )
