@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -12,7 +13,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from labkit.process.notebook import in_notebook
 from labkit.results import saving
 from labkit.results.log_data import LogData
 from labkit.stamps.interrupts import collect_interrupts
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 POLL_S = 0.05  # between two looks at a run that goes on
 
 Data = TypeVar("Data", bound=LogData)
+
+
+def in_notebook() -> bool:
+    """Return whether this is a Jupyter kernel, whose front end shows HTML and widgets."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return getattr(shell, "kernel", None) is not None
 
 
 class LogReader(Generic[Data]):

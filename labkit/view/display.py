@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from labkit.diagnosis.findings import Diagnosis
 from labkit.diagnosis.hot_lines import sampled_lines
-from labkit.process.notebook import in_notebook
+from labkit.results.log_reader import in_notebook
 from labkit.results.run_data import RunData
 from labkit.text import printable
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from labkit.api import Measurements, launch
 from labkit.bench.grid import Grid
-from labkit.process.notebook import in_notebook
 from labkit.results.device_peaks import ROOFS, Peaks
+from labkit.results.log_reader import in_notebook
 from labkit.results.payload import Source
 from labkit.stamps.interrupts import collect_interrupts
 from labkit.view.display import Display

@@ -13,8 +13,8 @@ from labkit.api import Ranks, Run, Sweep, launch
 from labkit.instruments.hangs import say
 from labkit.knobs import Settings
 from labkit.process import folders
-from labkit.process.notebook import in_notebook
 from labkit.results.hardware import check_device
+from labkit.results.log_reader import in_notebook
 from labkit.spec import Distributed, Pipeline
 from labkit.stamps.interrupts import collect_interrupts
 from labkit.tuning.script_bench import runnable
