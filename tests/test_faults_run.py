@@ -83,7 +83,7 @@ FAULTS = [
     fault("worker SIGKILL*", "failed", "orker .*(SIGKILL|Killed).*Remedy: .*num_workers",
           "worker_dies"),
     fault("bench SIGSEGV", "failed", "SIGSEGV.*Remedy: .*bench.stderr", "bench_segfaults"),
-    fault("bench os._exit", "failed", "exit code 7, before the run was done", "bench_exits"),
+    fault("bench os._exit", "failed", "was ended by exit code 7", "bench_exits"),
     fault("bench SIGKILL*", "failed", "SIGKILL.*Remedy: .*out-of-memory", "bench_dies"),
     fault("100 MB on stdout*", "finished", plant="floods_stdout"),
     fault("an escapee that double-forks", "finished", plant="escapes"),

@@ -44,7 +44,7 @@ ROWS = [
         sets="steps=1000000 seconds=60", before=f"{MOUNT} mode=700,size=560k tmpfs $LABKIT_HOME"),
     row("disk full before the run", "failed", "No space left.*Remedy: the disk is",
         before=f"{MOUNT} mode=700,size=200k tmpfs $LABKIT_HOME"),
-    row("folder is read-only", "finished", before=f"{MOUNT} ro tmpfs $LABKIT_HOME"),
+    row("folder is read-only", "finished", before=f"{MOUNT} ro,mode=700 tmpfs $LABKIT_HOME"),
     row("too few file descriptors*", "failed", "Remedy: allow more open files.*ulimit",
         before="ulimit -n 64",
         sets="num_workers=4 prefetch_factor=32 batch_size=4 image_px=8 steps=400"),
