@@ -126,11 +126,11 @@ def small_copies(amount, trainer):
 
 
 def one_by_one_optimizer(amount, trainer):
-    model = trainer.model
-    model.extra = nn.ParameterList(torch.zeros(16) for _ in range(amount)).to(trainer.device)
-    on_stem(trainer, lambda out: out + torch.cat(list(model.extra)).sum())
+    extra = nn.ParameterList(torch.zeros(16) for _ in range(amount)).to(trainer.device)
+    on_stem(trainer, lambda out: out + torch.cat(list(extra)).sum())
     # Nothing else is one by one: PyTorch's default on a GPU is to update them all at once
-    trainer.optimizer = AdamW(model.parameters(), lr=1e-3, foreach=False)
+    parameters = [*trainer.model.parameters(), *extra]
+    trainer.optimizer = AdamW(parameters, lr=1e-3, foreach=False)
 
 
 def read_losses(amount, trainer):
