@@ -267,9 +267,9 @@ class Comparison(Result):
 
     @property
     def what(self) -> str:
-        """Which knobs differ: "num_workers 0 → 6"."""
+        """Which knobs differ: "num_workers 0 → 6". The code of the two may still differ."""
         changed = [f"{knob} {old} → {new}" for knob, (old, new) in self.changed.items()]
-        return ", ".join(changed) or "nothing changed"
+        return ", ".join(changed) or "the same settings"
 
     def plot(self) -> Figure:
         """Draw both runs on one time scale, the earlier one above, as a matplotlib Figure."""

@@ -93,7 +93,7 @@ class Lines(Result):
         frame.loc[(frame.phase == "body") & (frame.within != ""), "kind"] = "loader"
         frame["part"] = frame.kind.replace(PART_OF_KIND)
         kept = (frame.phase == "between") | (step > 0) & (moment <= end[-1])
-        # not: the clock that times the items; a worker that waits for work, or hands it over
+        # not: the clock that times the items; a worker that waits for work, or sends a batch
         kept &= (frame.kind != "labkit") & ((frame.phase != "worker") | (frame.within != ""))
         frame = frame[kept].copy()
         frame["of_phase"] = _part_of(frame.seconds, frame.phase)
